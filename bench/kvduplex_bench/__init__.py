@@ -1,0 +1,1 @@
+"""Multi-turn benchmarks and measurements."""

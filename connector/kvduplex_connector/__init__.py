@@ -1,0 +1,1 @@
+"""Bidirectional vLLM connector; runs inside vLLM."""

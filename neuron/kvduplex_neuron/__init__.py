@@ -1,0 +1,1 @@
+"""Neuron Direct RDMA backend."""

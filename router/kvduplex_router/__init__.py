@@ -1,0 +1,1 @@
+"""KV-cache-aware router for prefill/decode fleets."""

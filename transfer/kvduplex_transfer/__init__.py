@@ -1,0 +1,1 @@
+"""Transfer interface, NIXL agent, host backend and lease protocol."""
