@@ -2,7 +2,8 @@
 
 A backend is found by the entry point group ``kvduplex.backends`` and has four duties: `TransferBackend.probe` reads a
 host, `TransferBackend.nixl_settings` and `TransferBackend.verify_agent` decide how NIXL runs on it,
-`TransferBackend.engine_plan` says how vLLM is started on it, and `TransferBackend.open` gives an agent that moves bytes.
+`TransferBackend.engine_plan` says how vLLM is started on it, and `TransferBackend.open` gives an agent that moves
+bytes.
 This module imports nothing of ours but the errors and nothing of any vendor.
 """
 
@@ -299,7 +300,7 @@ class TransferAgent(Protocol):
         When `notify` is given, the peer receives it after the last byte was read.
 
         Raises:
-            InvalidDescriptorError: Lists differ in length or block lengths, are empty, or lie outside registered memory.
+            InvalidDescriptorError: Lists are empty, differ in length or block lengths, or leave registered memory.
             UnknownPeerError: `peer` was not added or was removed.
             PeerLostError: The peer is known to be gone.
         """
