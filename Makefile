@@ -1,0 +1,68 @@
+# The commands a person types. `make` alone lists them.
+SHELL := /bin/bash
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# What is handed on to `kvduplex`: MODEL=folder-or-id, PORT=8000, ARGS="any other option".
+MODEL ?=
+PORT ?=
+ARGS ?=
+SERVE_ARGS := $(if $(MODEL),--model $(MODEL)) $(if $(PORT),--port $(PORT)) $(ARGS)
+
+export PYTHON TORCH_INDEX
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-base serve-cpu router doctor test test-fast test-e2e lint types imports docs docs-serve \
+	bench-smoke lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
+
+setup: ## Make the environment with the CPU engine (every other target calls it)
+	@.make/setup.sh $(VENV) engine
+
+setup-base: ## Make the environment without engines; enough for test-fast and lint
+	@.make/setup.sh $(VENV) base
+
+serve-cpu: setup ## Start one prefill and one decode engine (real vLLM, CPU) and the router
+	@exec $(BIN)/kvduplex serve cpu $(SERVE_ARGS)
+
+router: setup ## Start the router alone: make router ARGS="--prefill URL --decode URL"
+	@exec $(BIN)/kvduplex router $(ARGS)
+
+doctor: setup ## Say what this host has, what is wrong with it, and how to mend it
+	@exec $(BIN)/kvduplex doctor $(ARGS)
+
+test: lint types imports docs test-fast test-e2e ## Everything that must be green: checks, unit, contract and real-engine tests
+
+test-fast: ## Unit and contract tests; no engines
+	@[ -x $(BIN)/kvduplex ] || $(MAKE) --no-print-directory setup-base
+	$(BIN)/pytest -q -m "not engine and not hardware" --durations=5 $(ARGS)
+
+test-e2e: setup ## Tests that start real vLLM engines
+	$(BIN)/pytest -q -m engine --timeout=600 --durations=10 tests/e2e $(ARGS)
+
+lint: setup ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## mypy, strict
+	$(BIN)/mypy
+
+imports: setup ## import-linter: the arrows between the rooms
+	$(BIN)/lint-imports --no-cache
+
+docs: setup ## Build the documentation, strictly, into site/
+	$(BIN)/mkdocs build --strict --quiet -f .mkdocs.yml
+
+docs-serve: setup ## Read the documentation in a browser while writing it
+	$(BIN)/mkdocs serve -f .mkdocs.yml
+
+bench-smoke: setup ## Turn 2 with and without reuse, side by side on real engines
+	$(BIN)/kvduplex bench smoke $(ARGS)
+
+lock: setup ## Resolve the dependencies anew and write the pins
+	$(BIN)/python .make/lock.py
+
+clean: ## Remove the environment and everything built
+	rm -rf $(VENV) site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
