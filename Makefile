@@ -53,7 +53,7 @@ imports: setup ## import-linter: the arrows between the rooms
 	$(BIN)/lint-imports --no-cache
 
 docs: setup ## Build the documentation, strictly, into site/
-	$(BIN)/mkdocs build --strict --quiet -f .mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -f .mkdocs.yml
 
 docs-serve: setup ## Read the documentation in a browser while writing it
 	$(BIN)/mkdocs serve -f .mkdocs.yml
