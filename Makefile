@@ -36,7 +36,7 @@ doctor: setup ## Say what this host has, what is wrong with it, and how to mend 
 test: lint types imports docs test-fast test-e2e ## Everything that must be green: checks, unit, contract and real-engine tests
 
 test-fast: ## Unit and contract tests; no engines
-	@[ -x $(BIN)/kvduplex ] || $(MAKE) --no-print-directory setup-base
+	@.make/setup.sh $(VENV) any
 	$(BIN)/pytest -q -m "not engine and not hardware" --durations=5 $(ARGS)
 
 test-e2e: setup ## Tests that start real vLLM engines

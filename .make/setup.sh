@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Makes the virtual environment that every make target uses, or returns at once when it is up to date.
 #
-#   .make/setup.sh VENV engine|base
+#   .make/setup.sh VENV engine|base|any
 #
-# "engine" holds everything, vLLM's CPU build included; "base" leaves the engine out (tests of the fast suite).
+# "engine" holds everything, vLLM's CPU build included; "base" leaves the engine out, which is enough for the fast suite;
+# "any" brings up to date what is there, and makes the base when nothing is.
 # PYTHON names the interpreter; TORCH_INDEX an index of PyTorch CPU wheels, where the configured ones have none.
 set -euo pipefail
 venv=$1 kind=$2
@@ -26,6 +27,9 @@ find_python() {
 
 python=$(find_python)
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+if [ "$kind" = any ]; then
+  case $(cat "$venv/.kvduplex-stamp" 2>/dev/null) in *-engine-*) kind=engine ;; *) kind=base ;; esac
+fi
 locks=(.make/locks/base.txt)
 [ "$kind" = base ] || locks+=(.make/locks/engine-cpu.txt)
 stamp=$(cat "${locks[@]}" pyproject.toml "$0" | sha256sum | cut -c1-16)-$kind-$version
