@@ -1,0 +1,5 @@
+"""``python -m kvduplex``."""
+
+from kvduplex.app import main
+
+main()
