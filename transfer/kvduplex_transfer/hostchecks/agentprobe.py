@@ -1,0 +1,51 @@
+"""Open a NIXL agent in a process of its own and print what it got, as JSON.
+
+Run as ``python -m kvduplex_transfer.hostchecks.agentprobe BACKEND`` by the doctor: opening an agent loads vendor
+libraries, which neither the doctor itself nor an engine that is to fork later may do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["main"]
+
+
+def main(backend: str) -> int:
+    """Print the outcome of opening an agent with `backend`; 0 when the backend came up."""
+    outcome = _open(backend)
+    sys.stdout.write(json.dumps(outcome) + "\n")
+    return 0 if outcome["error"] is None else 1
+
+
+def _open(backend: str) -> dict[str, Any]:
+    outcome: dict[str, Any] = {"backend": backend, "error": None, "memory_types": [], "rails": 0}
+    try:
+        from nixl._api import nixl_agent, nixl_agent_config  # noqa: PLC0415 - the vendor package's one door here
+
+        agent = nixl_agent(f"kvduplex-doctor-{os.getpid()}", nixl_agent_config(backends=[backend]))
+        outcome["memory_types"] = sorted(agent.get_backend_mem_types(backend))
+        outcome["rails"] = _open_verbs()
+    except Exception as error:  # noqa: BLE001 - the boundary of this process: whatever it was is the answer
+        outcome["error"] = f"{type(error).__name__}: {error}"
+    return outcome
+
+
+def _open_verbs() -> int:
+    links = (_target(entry) for entry in Path("/proc/self/fd").iterdir())
+    return len({link for link in links if link.startswith("/dev/infiniband/uverbs")})
+
+
+def _target(entry: Path) -> str:
+    try:
+        return str(entry.readlink())
+    except OSError:  # the descriptor of the listing itself is gone by now
+        return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "UCX"))

@@ -1,0 +1,45 @@
+"""Which TCP ports of this host are taken, read from the kernel's own table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvduplex_transfer.hostchecks.findings import fail, ok
+from kvduplex_transfer.interface import Finding, Host
+
+__all__ = ["check_ports", "listening_ports"]
+
+_LISTEN = "0A"  # TCP_LISTEN in include/net/tcp_states.h
+
+
+def listening_ports(host: Host) -> frozenset[int]:
+    """Ports that some process of this network namespace listens on."""
+    rows = [line.split() for path in ("/proc/net/tcp", "/proc/net/tcp6") for line in _rows(host, path)]
+    return frozenset(int(row[1].rpartition(":")[2], 16) for row in rows if len(row) > 3 and row[3] == _LISTEN)  # noqa: PLR2004
+
+
+def check_ports(host: Host, wanted: Mapping[str, int]) -> list[Finding]:
+    """Ports that are wanted but taken.
+
+    Args:
+        host: Machine to read.
+        wanted: Ports by purpose, e.g. ``{"prefill http": 8100}``.
+    """
+    taken = listening_ports(host)
+    busy = {purpose: port for purpose, port in wanted.items() if port in taken}
+    expected = "free: " + ", ".join(f"{port} ({purpose})" for purpose, port in wanted.items())
+    if not busy:
+        return [ok("ports.free", "free", expected)]
+    return [
+        fail(
+            "ports.free",
+            "in use: " + ", ".join(f"{port} ({purpose})" for purpose, port in busy.items()),
+            expected,
+            why="an engine that cannot bind its port ends at once",
+            fix=f"`ss -ltnp 'sport = :{next(iter(busy.values()))}'` names the holder; stop it or choose other ports",
+        )
+    ]
+
+
+def _rows(host: Host, path: str) -> list[str]:
+    return (host.read_text(path) or "").splitlines()[1:]
