@@ -1,0 +1,1 @@
+"""What runs on a provisioned machine: ``/etc/kvduplex/node.yaml`` in, one engine or the router out."""
