@@ -1,0 +1,1 @@
+"""A kvduplex cluster on AWS: a typed cluster file in, CloudFormation stacks out."""
