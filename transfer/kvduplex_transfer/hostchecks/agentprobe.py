@@ -28,8 +28,11 @@ def _open(backend: str) -> dict[str, Any]:
         from nixl._api import nixl_agent, nixl_agent_config  # noqa: PLC0415 - the vendor package's one door here
 
         agent = nixl_agent(f"kvduplex-doctor-{os.getpid()}", nixl_agent_config(backends=[backend]))
-        outcome["memory_types"] = sorted(agent.get_backend_mem_types(backend))
-        outcome["rails"] = _open_verbs()
+        if backend not in agent.backends:  # NIXL skips a plugin that is missing, and only logs it
+            outcome["error"] = f"NIXL has no plugin {backend}"
+        else:
+            outcome["memory_types"] = sorted(agent.get_backend_mem_types(backend))
+            outcome["rails"] = _open_verbs()
     except Exception as error:  # noqa: BLE001 - the boundary of this process: whatever it was is the answer
         outcome["error"] = f"{type(error).__name__}: {error}"
     return outcome

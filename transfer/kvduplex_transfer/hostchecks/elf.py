@@ -54,7 +54,7 @@ def read_shared_library(path: Path) -> SharedLibrary:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).library()
-    except (struct.error, IndexError, ValueError) as error:  # mmap refuses empty files with ValueError
+    except (struct.error, IndexError, ValueError, OverflowError) as error:  # mmap refuses empty files: ValueError
         raise ElfError(f"{path}: damaged or empty library: {error}") from error
 
 

@@ -30,8 +30,7 @@ _FIXES = {
     "libfabric": "install the EFA installer's libfabric and put it on the loader path: "
     "`echo /opt/amazon/efa/lib | sudo tee /etc/ld.so.conf.d/efa.conf && sudo ldconfig`",
     "libcuda": _CUDA_STUB,
-    "libcudart": "`pip install nvidia-cuda-runtime-cu12` (for nixl-cu13 `nvidia-cuda-runtime`) into the engine's "
-    "environment and add its lib folder to LD_LIBRARY_PATH",
+    "libcudart": "`sudo apt-get install -y cuda-cudart-12-6` (for nixl-cu13 `cuda-cudart-13-0`), then `sudo ldconfig`",
     "libhwloc": "`sudo apt-get install -y libhwloc15`",
 }
 
@@ -54,7 +53,7 @@ def check_nixl_plugin(host: Host, environment: PythonEnvironment, *, cuda_driver
         plugin = read_shared_library(real_path(host, path))
     except (ElfError, OSError) as error:
         return [_damaged(path, str(error))]
-    loader = Loader(host, preloaded=host.glob(f"{environment.packages}/nvidia/*/lib"))
+    loader = Loader(host, preloaded=_torch_libraries(host, environment))
     found = {name: loader.find(name, search_path=_origins(path, plugin)) for name in plugin.needed}
     findings = [ok("nixl.installed", f"nixl {version}, {path}", "nixl with its LIBFABRIC plugin")]
     findings.append(_links(found, {**_FIXES, "libcuda": cuda_driver}))
@@ -72,6 +71,12 @@ def plugin_path(host: Host, environment: PythonEnvironment) -> str | None:
         if found:
             return found[0]
     return None
+
+
+def _torch_libraries(host: Host, environment: PythonEnvironment) -> list[str]:
+    # A CUDA build of torch maps these when it is imported, before NIXL loads its plugins.
+    uses_cuda = "+cu" in (environment.version("torch") or "")
+    return host.glob(f"{environment.packages}/nvidia/*/lib") if uses_cuda else []
 
 
 def _origins(path: str, plugin: SharedLibrary) -> Iterable[str]:

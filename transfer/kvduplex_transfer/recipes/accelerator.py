@@ -1,0 +1,214 @@
+"""Settings that every accelerated engine shares, and how they become an engine plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import PurePosixPath
+from types import MappingProxyType
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from kvduplex_transfer.config import parse_options
+from kvduplex_transfer.engine import engine_plan
+from kvduplex_transfer.engine_options import WILDCARD_HOSTS, ConnectorKind, EngineOptions
+from kvduplex_transfer.errors import ConfigError
+from kvduplex_transfer.host.options import HTTP_PORTS, LEASE_PORTS, SIDE_CHANNEL_PORTS
+from kvduplex_transfer.interface import EnginePlan, NixlSettings, Role
+
+__all__ = ["AcceleratorOptions", "accelerator_plan"]
+
+_PORTS_PER_ENGINE = ("side_channel", "lease")  # vLLM adds the data parallel index to these
+_OWN = frozenset(
+    {
+        "bind_host",
+        "advertised_host",
+        "http_port",
+        "side_channel_port",
+        "lease_port",
+        "engines",
+        "data_parallel_size",
+        "flags",
+        "additional_config",
+        "environment",
+        "download_dir",
+        "cache_dir",
+        "ready_timeout_s",
+    }
+)
+
+
+class AcceleratorOptions(BaseModel):
+    """What a role of an accelerated recipe may set, on any accelerator. Times in seconds, lengths in tokens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    served_model_name: str | None = Field(default=None, min_length=1)
+    advertised_host: str | None = None
+    """Address at which peers and the router reach this host; `kvduplex serve` fills it in."""
+    bind_host: str | None = None
+    """Address the engine's servers listen on; `advertised_host` when not given, so that no other network sees them."""
+    http_port: int | None = Field(default=None, ge=1, le=65535)
+    side_channel_port: int | None = Field(default=None, ge=1, le=65535)
+    lease_port: int | None = Field(default=None, ge=1, le=65535)
+
+    engines: int = Field(default=1, ge=1, le=64)
+    """Engines of this role on one host."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    data_parallel_size: int = Field(default=1, ge=1)
+    dtype: str = "auto"
+    block_size: int | None = Field(default=None, ge=1)
+    """Tokens per KV block."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    prefix_caching: bool | None = None
+    enforce_eager: bool = False
+    seed: int = Field(default=0, ge=0)
+
+    connector: ConnectorKind = ConnectorKind.STOCK
+    connector_class: str | None = Field(default=None, min_length=1)
+    bidirectional: bool = True
+    kv_recompute_threshold: int = Field(default=64, ge=0)
+    decoder_kv_blocks_ttl: int = Field(default=480, ge=1)
+    lease_ttl_s: float = Field(default=30.0, gt=0)
+    retention_budget: float = Field(default=0.5, gt=0, le=1)
+    connector_extra: Mapping[str, Any] = Field(default_factory=dict)
+
+    middleware: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    """Further vLLM flags, as they are."""
+    additional_config: Mapping[str, Any] = Field(default_factory=dict)
+    """Value of ``--additional-config``."""
+    environment: Mapping[str, str] = Field(default_factory=dict)
+    """Further environment; it wins over the backend's own."""
+
+    download_dir: str | None = None
+    """Absolute folder for weights from the hub."""
+    cache_dir: str | None = None
+    """Absolute folder for compiled graphs (``VLLM_CACHE_ROOT``)."""
+    ready_timeout_s: int = Field(default=1800, ge=1)
+    """Longest start, compilation included."""
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], *, where: str) -> Self:
+        """Check `values`, read from `where`.
+
+        Raises:
+            ConfigError: A key is unknown or a value is out of range; names the place, the key and the remedy.
+        """
+        return parse_options(cls, values, where=where)
+
+    @property
+    def ranks(self) -> int:
+        """Accelerator cores or devices that one engine takes."""
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _spell_out(cls, value: Any) -> Any:
+        # YAML reads `NAME: 2` as a number.
+        if isinstance(value, Mapping):
+            return {key: str(item) if isinstance(item, int) else item for key, item in value.items()}
+        return value
+
+    @field_validator("download_dir", "cache_dir")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        if value is not None and not PurePosixPath(value).is_absolute():
+            raise ValueError("must be an absolute path; engines run in another folder")
+        return value
+
+    def first_index(self, index: int) -> int:
+        """Offset of the `index`-th engine's side channel and lease ports: one for every data parallel rank."""
+        return index * self.data_parallel_size
+
+
+def accelerator_plan(
+    options: AcceleratorOptions,
+    *,
+    own: frozenset[str],
+    model: str,
+    role: Role,
+    index: int,
+    settings: NixlSettings,
+    environment: Mapping[str, str],
+    engine_values: Mapping[str, Any] = MappingProxyType({}),
+    interpreter: str,
+    where: str,
+) -> EnginePlan:
+    """Plan one engine of an accelerated recipe.
+
+    Args:
+        options: Settings of the role.
+        own: Names of the backend's own settings, which vLLM does not know.
+        model: Folder or hub id.
+        role: What the engine does.
+        index: Which of the role's engines on this host, from 0.
+        settings: How NIXL runs here.
+        environment: What the backend adds beyond `settings` and the recipe.
+        engine_values: Further `EngineOptions`.
+        interpreter: Python of the engines.
+        where: Place of the settings, for messages.
+
+    Raises:
+        ConfigError: `index` is out of range, or a value does not fit vLLM.
+    """
+    if not 0 <= index < options.engines:
+        raise ConfigError(f"{where}: engine index {index} is outside 0..{options.engines - 1}; raise engines")
+    values = options.model_dump(exclude=set(_OWN | own)) | _addresses(options, role, index, where)
+    values |= {"role": role, "model": model, "extra_argv": _extra_argv(options)}
+    values |= {"nixl_backends": tuple(settings.backends), "kv_buffer_device": settings.kv_buffer_device}
+    engine = EngineOptions.parse(values | dict(engine_values), where=where)
+    transfers = {} if engine.connector is ConnectorKind.NONE else dict(settings.environment)
+    name = f"engine-{index}" if engine.connector is ConnectorKind.NONE else f"{role}-{index}"
+    variables = transfers | _common_environment(options) | dict(environment) | dict(options.environment)
+    plan = engine_plan(engine, name=name, environment=variables, interpreter=interpreter)
+    return replace(plan, ports=_all_ports(plan.ports, options.data_parallel_size))
+
+
+def _addresses(options: AcceleratorOptions, role: Role, index: int, where: str) -> dict[str, Any]:
+    dialable = options.advertised_host or options.bind_host
+    if dialable is None or dialable in WILDCARD_HOSTS:
+        raise ConfigError(
+            f"{where}: advertised_host is {dialable or 'missing'}, which peers cannot dial; "
+            "give this host's private address, e.g. --advertise 10.0.1.10"
+        )
+    bound = options.bind_host or dialable
+    offset = options.first_index(index)
+    return {
+        "host": bound,
+        "port": (options.http_port or HTTP_PORTS[role]) + index,
+        "side_channel_host": dialable,
+        "side_channel_port": (options.side_channel_port or SIDE_CHANNEL_PORTS[role]) + offset,
+        "lease_host": bound,
+        "lease_port": (options.lease_port or LEASE_PORTS[role]) + offset,
+    }
+
+
+def _extra_argv(options: AcceleratorOptions) -> tuple[str, ...]:
+    argv: list[str] = []
+    if options.data_parallel_size > 1:
+        argv += ["--data-parallel-size", str(options.data_parallel_size)]
+    if options.download_dir is not None:
+        argv += ["--download-dir", options.download_dir]
+    if options.additional_config:
+        argv += ["--additional-config", json.dumps(dict(options.additional_config), separators=(",", ":"))]
+    return (*argv, *options.flags)
+
+
+def _common_environment(options: AcceleratorOptions) -> dict[str, str]:
+    environment = {"VLLM_ENGINE_READY_TIMEOUT_S": str(options.ready_timeout_s)}
+    if options.cache_dir is not None:
+        environment["VLLM_CACHE_ROOT"] = options.cache_dir
+    return environment
+
+
+def _all_ports(ports: Mapping[str, int], ranks: int) -> Mapping[str, int]:
+    every = dict(ports)
+    for purpose in _PORTS_PER_ENGINE:
+        if purpose in ports:
+            every |= {f"{purpose}_{rank}": ports[purpose] + rank for rank in range(1, ranks)}
+    return MappingProxyType(every)
