@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 __all__ = [
+    "AgentFacts",
     "BlockRef",
     "CommandResult",
     "EnginePlan",
@@ -161,6 +162,21 @@ class NixlSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """What an agent really runs on, read back from NIXL after its creation.
+
+    Attributes:
+        backends: NIXL backends that came up, with the memory types each can move.
+        parameters: Their parameters as NIXL reports them.
+        plugins: NIXL plugins found on this host, started or not.
+    """
+
+    backends: Mapping[str, tuple[MemoryType, ...]]
+    parameters: Mapping[str, Mapping[str, str]]
+    plugins: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EnginePlan:
     """Exact command and environment of one engine; `environment` is added to the inherited one."""
 
@@ -264,6 +280,10 @@ class TransferAgent(Protocol):
     def name(self) -> str:
         """Unique agent name, as peers see it."""
 
+    @property
+    def facts(self) -> AgentFacts:
+        """What this agent really runs on, for `TransferBackend.verify_agent`."""
+
     def register(self, regions: Sequence[MemoryRegion]) -> tuple[Region, ...]:
         """Pin memory for transfers.
 
@@ -276,7 +296,8 @@ class TransferAgent(Protocol):
         """Unpin; regions already deregistered are ignored.
 
         Raises:
-            InvalidDescriptorError: A read that touches one of the regions is still in flight.
+            InvalidDescriptorError: A read that touches one of the regions is still in flight, released or not; or a
+                region is another agent's. Nothing was deregistered.
         """
 
     def metadata(self) -> bytes:
@@ -285,8 +306,11 @@ class TransferAgent(Protocol):
     def add_peer(self, metadata: bytes) -> Peer:
         """Load a peer's metadata; loading newer metadata of a known peer replaces the older.
 
+        A restarted peer of the same name replaces its predecessor, whose reads in flight end as failed.
+
         Raises:
-            MetadataError: The bytes are not NIXL metadata or are this agent's own.
+            MetadataError: The bytes are not an agent's metadata or are this agent's own.
+            PeerLostError: The peer cannot be reached.
         """
 
     def remove_peer(self, peer: Peer) -> None:
@@ -306,7 +330,10 @@ class TransferAgent(Protocol):
         """
 
     def poll(self, handle: TransferHandle) -> TransferState:
-        """State of a read; never blocks on the network. A released handle reports its last state."""
+        """State of a read; never blocks on the network. A released handle reports its last state.
+
+        A read released while pending reports ``FAILED``.
+        """
 
     def wait(self, handle: TransferHandle, timeout_s: float) -> None:
         """Block until the read is done.
@@ -317,7 +344,11 @@ class TransferAgent(Protocol):
         """
 
     def release(self, handle: TransferHandle) -> None:
-        """Give a handle back, aborting it when still in flight. Calling it again does nothing."""
+        """Give a handle back, abandoning the read when it is still in flight. Calling it again does nothing.
+
+        NIXL cannot stop a read that the network has begun: bytes may go on arriving. The local regions therefore
+        stay registered, and `deregister` refuses them, until the read really ended or the agent is closed.
+        """
 
     def notify(self, peer: Peer, payload: bytes) -> None:
         """Send a message to a peer.
@@ -331,7 +362,19 @@ class TransferAgent(Protocol):
         """Messages that arrived since the last call; empty when none did."""
 
     def close(self) -> None:
-        """Release reads, deregister memory, forget peers and end the owner thread. Idempotent."""
+        """Release reads, deregister memory, forget peers and end the owner thread. Idempotent.
+
+        Once it returns, nothing is written to registered memory any more. Reads in flight end as failed.
+
+        Raises:
+            TransferTimeoutError: The owner thread is stuck in native code; registered memory must not be freed.
+        """
+
+    def __enter__(self) -> Self:
+        """The agent itself; leaving the block closes it."""
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close the agent."""
 
 
 @runtime_checkable

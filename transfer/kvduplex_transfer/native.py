@@ -1,0 +1,222 @@
+"""The one door to NIXL: typed, with its errors mapped. Only the owner thread may call it.
+
+``nixl`` is imported when a `NativeAgent` is made, never before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NewType
+
+from kvduplex_transfer.blocks import DescriptorArray
+from kvduplex_transfer.errors import (
+    BackendUnavailableError,
+    InvalidDescriptorError,
+    MetadataError,
+    PeerLostError,
+    TransferError,
+    TransferFailedError,
+)
+from kvduplex_transfer.interface import AgentFacts, MemoryRegion, MemoryType, NixlSettings
+from kvduplex_transfer.nixl_errors import nixl_call
+
+__all__ = ["NativeAgent", "NativeRead"]
+
+_NO_PLUGIN: Mapping[str, type[TransferError]] = {
+    "nixlNotFoundError": BackendUnavailableError,
+    "nixlInvalidParamError": BackendUnavailableError,
+    "nixlBackendError": BackendUnavailableError,
+    "RuntimeError": BackendUnavailableError,  # no plugin at all
+}
+_NO_PIN: Mapping[str, type[TransferError]] = {
+    "nixlBackendError": InvalidDescriptorError,
+    "nixlNotFoundError": InvalidDescriptorError,
+    "nixlNotAllowedError": InvalidDescriptorError,
+}
+# Over UCX a peer is connected to while its metadata is loaded, so a backend error there is a peer out of reach.
+_NO_PEER: Mapping[str, type[TransferError]] = {
+    "nixlBackendError": PeerLostError,
+    "nixlInvalidParamError": MetadataError,
+    "nixlNotFoundError": MetadataError,
+    "nixlUnknownError": MetadataError,
+}
+
+NativeRead = NewType("NativeRead", object)
+"""A posted read, as NIXL knows it."""
+
+
+class NativeAgent:
+    """A NIXL agent, made by `start`.
+
+    Args:
+        name: Name in NIXL, unique among all agents that ever meet.
+        settings: Backends, their parameters, threads.
+    """
+
+    def __init__(self, name: str, settings: NixlSettings) -> None:
+        self._name = name
+        self._settings = settings
+        self._agent: Any = None
+
+    def start(self) -> AgentFacts:
+        """Import NIXL and create the agent; answers what runs, as NIXL says afterwards.
+
+        Raises:
+            BackendUnavailableError: NIXL is not installed, a plugin is missing, or it does not start.
+        """
+        api = _import_nixl()
+        _keep_stdout_clean()
+        config = api.nixl_agent_config(
+            enable_prog_thread=self._settings.prog_thread, num_threads=self._settings.num_threads, backends=[]
+        )
+        with nixl_call(f"create NIXL agent {self._name!r}", _NO_PLUGIN):
+            self._agent = api.nixl_agent(self._name, config)
+        for backend, parameters in self._settings.backends.items():
+            self._start_backend(backend, parameters)
+        return self._read_back()
+
+    def register(self, memory_type: MemoryType, regions: Sequence[MemoryRegion]) -> None:
+        """Pin regions of one memory type: all or none."""
+        with nixl_call(f"register {len(regions)} regions of {memory_type}", _NO_PIN):
+            self._agent.register_memory(_rows(regions), memory_type.value)
+
+    def deregister(self, memory_type: MemoryType, regions: Sequence[MemoryRegion]) -> None:
+        """Unpin."""
+        with nixl_call(f"deregister {len(regions)} regions of {memory_type}"):
+            self._agent.deregister_memory(self._agent.get_reg_descs(_rows(regions), memory_type.value))
+
+    def metadata(self) -> bytes:
+        """Connection and registration data."""
+        with nixl_call("read the agent's metadata"):
+            return bytes(self._agent.get_agent_metadata())
+
+    def add_peer(self, metadata: bytes) -> str:
+        """Load a peer; returns the name it goes by in NIXL."""
+        with nixl_call("load the peer's metadata", _NO_PEER):
+            name = self._agent.add_remote_agent(metadata)
+        return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+
+    def remove_peer(self, name: str) -> None:
+        """Disconnect from a peer."""
+        with nixl_call(f"remove peer {name!r}"):
+            self._agent.remove_remote_agent(name)
+
+    def start_read(
+        self,
+        peer: str,
+        memory_types: tuple[MemoryType, MemoryType],
+        remote: DescriptorArray,
+        local: DescriptorArray,
+        notify: bytes,
+    ) -> tuple[NativeRead, bool]:
+        """Post a read.
+
+        Args:
+            peer: Its name in NIXL.
+            memory_types: Of the remote and of the local blocks.
+            remote: Blocks to read.
+            local: Where they go.
+            notify: Message for the peer once all bytes were read; empty for none.
+
+        Returns:
+            The read, and whether it is already done.
+        """
+        with nixl_call(f"read {len(remote)} blocks from {peer!r}"):
+            handle = self._agent.initialize_xfer(
+                "READ",
+                self._agent.get_xfer_descs(local, memory_types[1].value),
+                self._agent.get_xfer_descs(remote, memory_types[0].value),
+                peer,
+                notify,
+            )
+            try:
+                return NativeRead(handle), self._is_done(self._agent.transfer(handle))
+            except BaseException:
+                handle.release()
+                handle = None  # the traceback must not keep it, for it would keep the agent alive
+                raise
+
+    def is_done(self, read: NativeRead) -> bool:
+        """Whether a read is done; raises when it failed."""
+        with nixl_call("read"):
+            return self._is_done(self._agent.check_xfer_state(read))
+
+    def release(self, read: NativeRead) -> None:
+        """Free a read that ended. Never call it before: NIXL answers "released" while UCX goes on writing."""
+        with nixl_call("release a read"):
+            self._agent.release_xfer_handle(read)
+
+    def notify(self, peer: str, payload: bytes) -> None:
+        """Send a message."""
+        with nixl_call(f"notify {peer!r}"):
+            self._agent.send_notif(peer, payload)
+
+    def notifications(self) -> Mapping[str, Sequence[bytes]]:
+        """Messages since the last call, by the sender's name in NIXL."""
+        with nixl_call("fetch notifications"):
+            messages: Mapping[str, Sequence[bytes]] = self._agent.get_new_notifs()
+        return messages
+
+    def destroy(self) -> None:
+        """End the agent; once it returns nothing is written to memory any more."""
+        self._agent = None
+
+    def _start_backend(self, backend: str, parameters: Mapping[str, str]) -> None:
+        available = self._agent.get_plugin_list()
+        if backend not in available:
+            raise BackendUnavailableError(
+                f"NIXL has no plugin {backend!r}, only {', '.join(sorted(available))}; "
+                f"check that the libraries it links to are found, and NIXL_PLUGIN_DIR"
+            )
+        init = dict(parameters)
+        if self._settings.num_threads > 0:
+            init.setdefault("num_threads", str(self._settings.num_threads))
+        with nixl_call(f"start NIXL backend {backend!r} with {init}", _NO_PLUGIN):
+            self._agent.create_backend(backend, init)
+
+    def _read_back(self) -> AgentFacts:
+        backends = {
+            name: tuple(kind for kind in MemoryType if f"{kind.value}_SEG" in self._agent.get_backend_mem_types(name))
+            for name in self._agent.backends
+        }
+        parameters = {name: dict(self._agent.get_backend_params(name)) for name in self._agent.backends}
+        return AgentFacts(
+            backends=MappingProxyType(backends),
+            parameters=MappingProxyType(parameters),
+            plugins=tuple(sorted(self._agent.get_plugin_list())),
+        )
+
+    @staticmethod
+    def _is_done(status: str) -> bool:
+        if status == "ERR":
+            raise TransferFailedError("NIXL reports ERR for the read")
+        return status == "DONE"
+
+
+def _rows(regions: Sequence[MemoryRegion]) -> list[tuple[int, int, int, str]]:
+    return [(region.address, region.length, region.device_id, "") for region in regions]
+
+
+def _import_nixl() -> Any:
+    try:
+        return importlib.import_module("nixl._api")
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"NIXL cannot be imported ({error}); install the engine extra of this backend, e.g. "
+            f"pip install 'kvduplex[engine-cpu]'"
+        ) from error
+
+
+def _keep_stdout_clean() -> None:
+    # NIXL's Python layer announces every agent on stdout, where commands print results.
+    logger = logging.getLogger("nixl")
+    for handler in logger.handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
+            handler.setStream(sys.stderr)
+    if "NIXL_LOG_LEVEL" not in os.environ:
+        logger.setLevel(logging.WARNING)
