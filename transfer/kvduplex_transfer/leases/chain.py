@@ -17,7 +17,7 @@ __all__ = ["MAX_HASH_SIZE", "MIN_HASH_SIZE", "HashChain"]
 MIN_HASH_SIZE: Final = 16
 """Bytes of the shortest hash that counts as proof."""
 
-MAX_HASH_SIZE: Final = 64
+MAX_HASH_SIZE: Final = 32
 """Bytes of the longest hash a message may carry."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvduplex_transfer.errors import ConfigError, TransferError
 
-__all__ = ["InvalidLeaseError", "LeaseConfigError", "LeaseError", "LeaseUnreachableError"]
+__all__ = ["InvalidLeaseError", "LeaseConfigError", "LeaseError", "LeaseUnreachableError", "MalformedFrameError"]
 
 
 class LeaseError(TransferError):
@@ -21,3 +21,15 @@ class LeaseUnreachableError(LeaseError):
 
 class LeaseConfigError(LeaseError, ConfigError):
     """A lease setting is wrong; the message names key, value and allowed range."""
+
+
+class MalformedFrameError(LeaseError):
+    """Bytes that are no frame of this version.
+
+    Attributes:
+        reason: Metric label: ``magic``, ``version`` or ``content``.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason

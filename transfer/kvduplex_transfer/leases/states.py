@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["ENDED", "ClaimEnd", "LeaseState", "RefusalReason"]
+__all__ = ["ENDED", "ClaimEnd", "ClaimFailure", "LeaseState", "RefusalReason"]
 
 
 class LeaseState(StrEnum):
@@ -58,3 +58,15 @@ class ClaimEnd(StrEnum):
     CONSUMED = "consumed"
     RETURNED = "returned"
     LAPSED = "lapsed"
+
+
+class ClaimFailure(StrEnum):
+    """Why a claimant has no answer. A closed list: it is also a metric label.
+
+    Attributes:
+        TIMEOUT: The decode engine did not answer in time.
+        UNREACHABLE: It has not answered for a while, or its queue is full, so it was not asked.
+    """
+
+    TIMEOUT = "timeout"
+    UNREACHABLE = "unreachable"
