@@ -1,1 +1,1 @@
-"""KV-cache-aware router for prefill/decode fleets."""
+"""KV-cache-aware router for disaggregated prefill/decode engines: one OpenAI endpoint in front of many vLLM servers."""

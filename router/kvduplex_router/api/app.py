@@ -1,0 +1,88 @@
+"""The FastAPI application, and the short way past it for requests that generate text.
+
+FastAPI holds every route and the OpenAPI document. Requests to the generating endpoints reach the same ASGI objects
+without passing its middleware, which would cost more than the rest of the router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from kvduplex_router.api.reply import Receive, Scope, Send
+from kvduplex_router.api.schemas import EXAMPLES
+
+__all__ = ["AsgiApp", "Front", "build_app"]
+
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def build_app(*, endpoints: Mapping[str, AsgiApp], operations: APIRouter, lifespan: Lifespan, version: str) -> FastAPI:
+    """Put all routes into one application.
+
+    Args:
+        endpoints: ASGI applications of the generating endpoints, by path.
+        operations: All other routes.
+        lifespan: What runs while the application does.
+        version: For the OpenAPI document.
+    """
+    app = FastAPI(title="kvduplex router", version=version, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.include_router(operations)
+    for path, endpoint in endpoints.items():
+        app.router.routes.append(_raw_route(path, endpoint))
+    app.add_exception_handler(HTTPException, _http_error)
+    return app
+
+
+class Front:
+    """The ASGI application that is served: generating endpoints at once, everything else through FastAPI."""
+
+    def __init__(self, app: FastAPI, endpoints: Mapping[str, AsgiApp]) -> None:
+        self._app = app
+        self._endpoints = dict(endpoints)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        if endpoint is not None and scope["method"] == "POST":
+            await endpoint(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def _raw_route(path: str, endpoint: AsgiApp) -> APIRoute:
+    class RawRoute(APIRoute):
+        async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await endpoint(scope, receive, send)
+
+    return RawRoute(
+        path, _documented, methods=["POST"], tags=["inference"], name=path, summary=f"POST {path}",
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": EXAMPLES[path]}}},
+        responses={status: {"description": text} for status, text in _STATUSES.items()},
+    )  # fmt: skip
+
+
+async def _documented() -> None:
+    """Answered by the engines; see the API's own reference for the body."""
+
+
+_STATUSES: dict[int | str, str] = {
+    400: "The body cannot be understood", 413: "The body is too large", 429: "At a limit; Retry-After says how long",
+    502: "An engine failed", 503: "No engine is usable", 504: "An engine kept silent too long",
+}  # fmt: skip
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    kind = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
+    detail: Any = error.detail if isinstance(error, HTTPException) else "internal error"
+    body = {"error": {"message": str(detail), "type": kind, "param": None, "code": status}}
+    return Response(orjson.dumps(body), status, media_type="application/json")

@@ -1,0 +1,98 @@
+"""Answers to a client over ASGI, and the OpenAI form of every error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+import orjson
+
+from kvduplex_router.errors import EngineAnswerError, RouterError
+from kvduplex_router.http.watchdog import NEVER
+
+__all__ = ["Receive", "Reply", "Scope", "Send", "rendered_error", "send_error", "send_json"]
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Reply:
+    """A `kvduplex_router.pd.request.Sink` over an ASGI send, watched so that a client that stops reading is let go.
+
+    Args:
+        send: The ASGI send.
+        write_s: Seconds a client may take to make room for more.
+        on_stalled: Called when it takes longer.
+
+    Attributes:
+        started: The status was sent.
+        ended: The last part was sent.
+    """
+
+    __slots__ = ("_loop", "_on_stalled", "_send", "_write_s", "deadline", "ended", "started")
+
+    def __init__(self, send: Send, *, write_s: float = NEVER, on_stalled: Callable[[], None] | None = None) -> None:
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._write_s = write_s
+        self._on_stalled = on_stalled
+        self.deadline = NEVER
+        self.started = False
+        self.ended = False
+
+    async def start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+        """Send status and headers of an answer whose length is not known."""
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": _head(content_type, headers)})
+
+    async def send(self, data: bytes) -> None:
+        """Send a part of the body, waiting while the client lags."""
+        self.deadline = self._loop.time() + self._write_s
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self.deadline = NEVER
+
+    async def end(self, data: bytes = b"") -> None:
+        """Send the last part."""
+        self.deadline = self._loop.time() + self._write_s
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        self.deadline = NEVER
+
+    async def whole(self, status: int, content_type: str, body: bytes, headers: Mapping[str, str]) -> None:
+        """Send an answer in one piece."""
+        await self.start(status, content_type, {**headers, "content-length": str(len(body))})
+        await self.end(body)
+
+    def on_deadline(self) -> None:
+        """The client has not read for too long."""
+        self.deadline = NEVER
+        if self._on_stalled is not None:
+            self._on_stalled()
+
+
+def _head(content_type: str, headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    pairs = [(b"content-type", content_type.encode("latin-1"))]
+    pairs.extend((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items())
+    return pairs
+
+
+async def send_json(reply: Reply, status: int, value: object, headers: Mapping[str, str] | None = None) -> None:
+    """Send a JSON value."""
+    await reply.whole(status, "application/json", orjson.dumps(value), headers or {})
+
+
+async def send_error(reply: Reply, error: RouterError, headers: Mapping[str, str]) -> None:
+    """Send an error in OpenAI's form; an engine's own error object is passed on as it is."""
+    status, body, more = rendered_error(error)
+    await reply.whole(status, "application/json", body, {**headers, **more})
+
+
+def rendered_error(error: RouterError) -> tuple[int, bytes, Mapping[str, str]]:
+    """Status, JSON body and extra headers of an error."""
+    if isinstance(error, EngineAnswerError):
+        retry = {} if error.retry_after is None else {"retry-after": error.retry_after}
+        return error.engine_status, error.body, retry
+    body = {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.reason}}
+    return error.status, orjson.dumps(body), error.headers()

@@ -1,0 +1,116 @@
+"""The endpoints that generate text: raw ASGI from the client's bytes to the engines' and back."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import Final
+
+from kvduplex_router.api.client import Client
+from kvduplex_router.api.receive import ClientGoneError, read_body
+from kvduplex_router.api.reply import Receive, Scope, Send, send_error
+from kvduplex_router.config import RouterConfig
+from kvduplex_router.conversations.keys import checked_conversation_id
+from kvduplex_router.errors import BodyTooLargeError, EngineAnswerError, RequestTimeoutError, RouterError
+from kvduplex_router.http.request import forwardable
+from kvduplex_router.http.watchdog import Watchdog
+from kvduplex_router.pd.body import Body
+from kvduplex_router.pd.decode import BrokenStreamError
+from kvduplex_router.pd.fields import CONVERSATION_ID
+from kvduplex_router.pd.kinds import ApiKind
+from kvduplex_router.pd.request import Receipt, TurnRequest
+from kvduplex_router.pd.turn import TurnRunner
+from kvduplex_router.telemetry.metrics import Metrics
+
+__all__ = ["TurnEndpoint", "new_request_id"]
+
+_log = logging.getLogger("kvduplex.router.turn")
+_TRACE: Final = (b"traceparent", b"tracestate")
+
+
+def new_request_id() -> str:
+    """A fresh id for one turn."""
+    return secrets.token_hex(16)
+
+
+class TurnEndpoint:
+    """An ASGI application for one API kind."""
+
+    def __init__(
+        self, kind: ApiKind, *, runner: TurnRunner, metrics: Metrics, watchdog: Watchdog, config: RouterConfig
+    ) -> None:
+        self._kind = kind
+        self._runner = runner
+        self._metrics = metrics
+        self._limit = config.limits.body_bytes
+        self._upload_s = config.timeouts.upload_s
+        self._write_s = config.timeouts.client_write_s
+        self._watchdog = watchdog
+        self.in_flight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        client = Client(receive, send, write_s=self._write_s, watchdog=self._watchdog)
+        receipt, request_id = Receipt(), new_request_id()
+        self.in_flight += 1
+        try:
+            await self._serve(scope, client, receipt, request_id)
+        except RouterError as error:
+            await self._refuse(error, client, receipt, request_id)
+        except BrokenStreamError as error:
+            receipt.outcome = "broken_stream"
+            _log.warning("turn %s: stream broke: %s", request_id, error)
+        except ClientGoneError:
+            receipt.outcome = "client_gone"
+        except Exception:
+            _log.exception("turn %s: internal error", request_id)
+            receipt.outcome = "internal"
+            if client.reply.started:
+                raise
+            message = f"internal error; the router's log names it under turn {request_id}"
+            await self._refuse(RouterError(message), client, receipt, request_id)
+        finally:
+            self.in_flight -= 1
+            self._metrics.turns.labels(self._kind.name, receipt.plan, receipt.outcome).inc()
+
+    async def _serve(self, scope: Scope, client: Client, receipt: Receipt, request_id: str) -> None:
+        headers = dict(scope["headers"])
+        raw = await read_body(client.receive, headers, limit=self._limit, timeout_s=self._upload_s)
+        request = self._request(Body.parse(raw), headers, request_id)
+        await client.while_connected(self._runner.run(request, client.reply, receipt))
+
+    def _request(self, body: Body, headers: dict[bytes, bytes], request_id: str) -> TurnRequest:
+        return TurnRequest(
+            kind=self._kind,
+            body=body,
+            tenant="",
+            request_id=request_id,
+            conversation_id=_conversation_id(body, headers),
+            headers=_engine_headers(headers, request_id),
+        )
+
+    async def _refuse(self, error: RouterError, client: Client, receipt: Receipt, request_id: str) -> None:
+        receipt.outcome = error.reason
+        if not isinstance(error, EngineAnswerError):
+            _log.info("turn %s: %s: %s", request_id, error.reason, error.message)
+        headers = {"x-request-id": request_id, "x-kvduplex-plan": receipt.plan}
+        if isinstance(error, (BodyTooLargeError, RequestTimeoutError)):
+            await client.refuse_unread(error, headers)
+        else:
+            await send_error(client.reply, error, headers)
+
+
+def _conversation_id(body: Body, headers: dict[bytes, bytes]) -> str | None:
+    if CONVERSATION_ID in body:
+        found = checked_conversation_id(body.get(CONVERSATION_ID), place="conversation_id")
+        if found is not None:
+            return found
+    header = headers.get(b"x-conversation-id")
+    if header is None:
+        return None
+    return checked_conversation_id(header.decode("utf-8", "replace"), place="header X-Conversation-ID")
+
+
+def _engine_headers(headers: dict[bytes, bytes], request_id: str) -> bytes:
+    trace = forwardable((name, headers[name]) for name in _TRACE if name in headers)
+    return b"x-request-id: " + request_id.encode() + b"\r\n" + trace

@@ -1,0 +1,139 @@
+"""Puts a router together from its configuration; nothing else constructs collaborators."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import FastAPI
+
+from kvduplex_router.api.app import Front, build_app
+from kvduplex_router.api.operations import operations_router
+from kvduplex_router.api.turns import TurnEndpoint
+from kvduplex_router.clock import Clock
+from kvduplex_router.config import RouterConfig
+from kvduplex_router.conversations.conversations import Conversations
+from kvduplex_router.conversations.leases import LeaseKeeper, LeaseService
+from kvduplex_router.conversations.store import MemoryStore
+from kvduplex_router.fleet.fleet import Fleet, build_fleet
+from kvduplex_router.fleet.health import HealthProber
+from kvduplex_router.http.watchdog import Watchdog
+from kvduplex_router.pd.decode import AnswerHop
+from kvduplex_router.pd.kinds import CHAT, COMPLETIONS
+from kvduplex_router.pd.prefill import PrefillHop
+from kvduplex_router.pd.turn import TurnPolicy, TurnRunner
+from kvduplex_router.routing.admission import Admission
+from kvduplex_router.routing.picker import LeastInFlight
+from kvduplex_router.telemetry.metrics import Metrics
+
+__all__ = ["Router", "compose"]
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A router ready to be served.
+
+    Attributes:
+        asgi: The application to serve.
+        app: The FastAPI application inside it.
+        fleet: Its engines.
+        conversations: Its conversations.
+        store: Where their references are.
+        keeper: Who renews their leases.
+        metrics: Its instruments.
+        prober: Who probes the engines.
+    """
+
+    asgi: Front
+    app: FastAPI
+    fleet: Fleet
+    conversations: Conversations
+    store: MemoryStore
+    keeper: LeaseKeeper
+    metrics: Metrics
+    prober: HealthProber
+
+
+def compose(
+    config: RouterConfig, *, clock: Clock = time.monotonic, lease_service: Callable[[str], LeaseService] | None = None
+) -> Router:
+    """Build a router; must run inside the event loop that will serve it.
+
+    Args:
+        config: Validated configuration.
+        clock: Monotonic seconds for all logic above the sockets.
+        lease_service: Opens a decode engine's lease endpoint, ``tcp://HOST:PORT``.
+    """
+    watchdog = Watchdog()
+    fleet = build_fleet(config, watchdog=watchdog, clock=clock)
+    settings = config.conversations
+    store = MemoryStore(
+        max_count=settings.max_count,
+        max_bytes=settings.max_bytes,
+        max_age_s=settings.decoder_kv_blocks_ttl_s,
+        clock=clock,
+    )
+    keeper = LeaseKeeper(ttl_s=settings.lease_ttl_s, clock=clock, connect=lease_service or _no_lease_service)
+    conversations = Conversations(
+        fleet=fleet, store=store, keeper=keeper, reuse=config.reuse, config=settings, clock=clock
+    )
+    admission = Admission(LeastInFlight(), queued=config.limits.queued, queue_s=config.limits.queue_s)
+    endpoints: dict[str, TurnEndpoint] = {}
+
+    def gauges() -> dict[str, float]:
+        return {
+            "turns_in_flight": sum(endpoint.in_flight for endpoint in endpoints.values()),
+            "queued": admission.queued,
+            "references": store.count,
+            "reference_bytes": store.held_bytes,
+            "leases_renewed": keeper.count,
+        }
+
+    metrics = Metrics(fleet, gauges)
+    runner = TurnRunner(
+        fleet=fleet,
+        admission=admission,
+        conversations=conversations,
+        prefill=PrefillHop(
+            clock=clock, answer_limit=config.limits.answer_bytes, keep_forcing=config.forced_output_on_prefill
+        ),
+        answer=AnswerHop(clock=clock, answer_limit=config.limits.answer_bytes, frame_limit=config.limits.frame_bytes),
+        metrics=metrics,
+        policy=TurnPolicy(config.on_no_prefill, config.retries, settings.prefill_ttl_s, settings.lease_ttl_s),
+        clock=clock,
+    )
+    for kind in (CHAT, COMPLETIONS):
+        endpoints[kind.path] = TurnEndpoint(kind, runner=runner, metrics=metrics, watchdog=watchdog, config=config)
+    prober = HealthProber(fleet, config.health, clock=clock)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(work) for work in (prober.run(), keeper.run(), conversations.sweep_forever())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            fleet.close()
+            watchdog.close()
+
+    app = build_app(
+        endpoints=endpoints, operations=operations_router(fleet, metrics), lifespan=lifespan, version=_version()
+    )
+    return Router(Front(app, endpoints), app, fleet, conversations, store, keeper, metrics, prober)
+
+
+def _version() -> str:
+    try:
+        return version("kvduplex")
+    except PackageNotFoundError:
+        return "0"
+
+
+def _no_lease_service(endpoint: str) -> LeaseService:
+    raise RuntimeError(f"no lease client for {endpoint}")

@@ -1,0 +1,422 @@
+"""The router's configuration: plain validated data, one model per YAML section.
+
+`build_config` merges a YAML file with flags and is what every entry point calls; unknown keys are refused and every
+error is one line that names file, line, key, value and what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from kvduplex_router.config_file import ConfigDocument
+from kvduplex_router.errors import ConfigError
+
+__all__ = [
+    "AdminConfig",
+    "AuthConfig",
+    "BreakerConfig",
+    "ConversationConfig",
+    "EngineConfig",
+    "HealthConfig",
+    "LimitConfig",
+    "OnNoPrefill",
+    "Reuse",
+    "RouterConfig",
+    "TimeoutConfig",
+    "build_config",
+]
+
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Reuse(StrEnum):
+    """How the next turn reaches the KV that the decode engine holds."""
+
+    AUTO = "auto"
+    LEASED = "leased"
+    STOCK = "stock"
+    OFF = "off"
+
+
+class OnNoPrefill(StrEnum):
+    """What happens to a turn when no prefill engine is usable."""
+
+    FAIL = "fail"
+    DECODE_ONLY = "decode_only"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class EngineConfig(_Section):
+    """One engine.
+
+    Attributes:
+        url: ``http[s]://HOST:PORT``.
+        name: Label in metrics and logs; ``HOST:PORT`` when not given.
+        lease: ``HOST:PORT`` of a decode engine's lease endpoint.
+        kv_hosts: Further addresses under which this engine may name itself in transfer parameters, e.g. of its EFA
+            interface. The host of `url` is always allowed.
+        max_in_flight: Requests sent to it at a time; 0 is no limit.
+    """
+
+    url: str
+    name: str = ""
+    lease: str | None = None
+    kv_hosts: tuple[str, ...] = ()
+    max_in_flight: int = Field(default=0, ge=0)
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        return check_url(value)
+
+    @field_validator("lease")
+    @classmethod
+    def _lease(cls, value: str | None) -> str | None:
+        return None if value is None else check_host_port(value)
+
+    @model_validator(mode="after")
+    def _default_name(self) -> Self:
+        if not self.name:
+            object.__setattr__(self, "name", urlsplit(self.url).netloc)
+        return self
+
+
+def _engine_entry(value: object) -> object:
+    """Accept ``URL`` and ``URL#lease=HOST:PORT`` where a mapping is expected."""
+    if not isinstance(value, str):
+        return value
+    url, _, fragment = value.partition("#")
+    if not fragment:
+        return {"url": url}
+    key, _, endpoint = fragment.partition("=")
+    if key != "lease" or not endpoint:
+        raise ValueError(f"fragment '#{fragment}' is not understood; the one allowed is #lease=HOST:PORT")
+    return {"url": url, "lease": endpoint}
+
+
+EngineEntry = Annotated[EngineConfig, BeforeValidator(_engine_entry)]
+
+
+class LimitConfig(_Section):
+    """Bounds on what one client can make the router hold.
+
+    Attributes:
+        body_bytes: Request body.
+        frame_bytes: One server-sent event from an engine.
+        answer_bytes: A whole answer that is not streamed.
+        queued: Requests that may wait for an engine with a free place.
+        queue_s: How long one waits.
+    """
+
+    body_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
+    frame_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
+    answer_bytes: int = Field(default=256 * 1024 * 1024, ge=1024)
+    queued: int = Field(default=256, ge=0)
+    queue_s: Seconds = 30.0
+
+
+class TimeoutConfig(_Section):
+    """Silence limits, in seconds; no limit on the length of a turn.
+
+    Attributes:
+        connect_s: Until a connection to an engine is up.
+        first_byte_s: From a request to the engine's response head.
+        idle_s: Between parts of an engine's answer.
+        keep_alive_s: Age at which an unused engine connection is retired; engines close theirs after 5 s.
+        header_s: For a client to complete its request head.
+        upload_s: For a client to send its body.
+        client_write_s: For a client to read on.
+        shutdown_s: For turns in flight when the router is told to stop.
+    """
+
+    connect_s: Seconds = 3.0
+    first_byte_s: Seconds = 600.0
+    idle_s: Seconds = 300.0
+    keep_alive_s: Annotated[float, Field(gt=0, lt=5)] = 4.0
+    header_s: Seconds = 10.0
+    upload_s: Seconds = 60.0
+    client_write_s: Seconds = 300.0
+    shutdown_s: Seconds = 8.0
+
+
+class ConversationConfig(_Section):
+    """What is remembered between turns, and for how long.
+
+    Attributes:
+        recognise: Recognise conversations by their history when the client sends no id.
+        max_count: References kept.
+        max_bytes: Bytes of references kept, estimated.
+        decoder_kv_blocks_ttl_s: What the decode engines run with; upstream's default.
+        reference_ttl_s: Age at which a stock reference is no longer used; below `decoder_kv_blocks_ttl_s`.
+        lease_ttl_s: Seconds a lease lives from its last renewal.
+        keep_s: Seconds a lease is renewed after a turn, per turn the conversation has had.
+        keep_max_s: Upper bound of that.
+        prefill_ttl_s: Seconds after which a prefill engine may have freed the blocks of its answer.
+    """
+
+    recognise: bool = True
+    max_count: int = Field(default=65_536, ge=1)
+    max_bytes: int = Field(default=64 * 1024 * 1024, ge=65_536)
+    decoder_kv_blocks_ttl_s: Seconds = 480.0
+    reference_ttl_s: Seconds = 450.0
+    lease_ttl_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
+    keep_s: Seconds = 60.0
+    keep_max_s: Seconds = 480.0
+    prefill_ttl_s: Seconds = 25.0
+
+    @model_validator(mode="after")
+    def _below_the_engines(self) -> Self:
+        if self.reference_ttl_s >= self.decoder_kv_blocks_ttl_s:
+            raise ValueError(
+                f"reference_ttl_s {self.reference_ttl_s:g} must be below decoder_kv_blocks_ttl_s "
+                f"{self.decoder_kv_blocks_ttl_s:g}: the engine frees the blocks by then"
+            )
+        return self
+
+
+class HealthConfig(_Section):
+    """Probing of the engines' ``/health``.
+
+    Attributes:
+        interval_s: Between probes of one engine.
+        timeout_s: For one probe.
+        down_after: Failed probes in a row after which an engine is not picked.
+        up_after: Good probes in a row after which it is picked again.
+    """
+
+    interval_s: Seconds = 2.0
+    timeout_s: Seconds = 2.0
+    down_after: int = Field(default=3, ge=1)
+    up_after: int = Field(default=1, ge=1)
+
+
+class BreakerConfig(_Section):
+    """When an engine that answers its probes but fails its requests is left alone.
+
+    Attributes:
+        failures: Own faults in a row that open the breaker.
+        open_s: Seconds until one request is let through to try again.
+    """
+
+    failures: int = Field(default=5, ge=1)
+    open_s: Seconds = 10.0
+
+
+class AuthConfig(_Section):
+    """Who may call, and how the router calls engines. Keys are read from files or the environment, never from here.
+
+    Attributes:
+        keys_file: YAML list of ``{key | sha256, tenant, requests_per_minute}``.
+        keys_env: Environment variable with comma-separated keys.
+        engine_key_env: Environment variable with the engines' API key.
+        forward_authorization: Pass the client's Authorization header on to engines.
+    """
+
+    keys_file: Path | None = None
+    keys_env: str | None = None
+    engine_key_env: str | None = None
+    forward_authorization: bool = False
+
+
+class AdminConfig(_Section):
+    """Operators' endpoints, off unless a key is set.
+
+    Attributes:
+        key_env: Environment variable with the admin key.
+        listen: Own ``HOST:PORT`` for ``/admin/*`` and ``/metrics``; on the main listener when not given.
+    """
+
+    key_env: str | None = None
+    listen: str | None = None
+
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, value: str | None) -> str | None:
+        return None if value is None else check_host_port(value)
+
+
+class TlsConfig(_Section):
+    """TLS to engines with ``https`` URLs.
+
+    Attributes:
+        ca_file: Certificates that engines are checked against; the system's when not given.
+        cert_file: The router's own certificate, for engines that ask for one.
+        key_file: Its key.
+    """
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+
+class RouterConfig(_Section):
+    """Everything a router needs to start.
+
+    Attributes:
+        listen: ``HOST:PORT`` to serve on.
+        prefill: Prefill engines.
+        decode: Decode engines.
+        engines: Plain replicas that do whole requests; not together with `prefill` and `decode`.
+        reuse: How the next turn reaches a decode engine's KV.
+        on_no_prefill: Policy when no prefill engine is usable.
+        retries: Further attempts at a turn of which nothing was consumed.
+        forced_output_on_prefill: Keep ``tool_choice`` and ``response_format`` on the prefill hop, for models whose
+            chat template renders them.
+        workers: Processes that serve the listening socket.
+    """
+
+    listen: str = "127.0.0.1:8000"
+    prefill: tuple[EngineEntry, ...] = ()
+    decode: tuple[EngineEntry, ...] = ()
+    engines: tuple[EngineEntry, ...] = ()
+    reuse: Reuse = Reuse.AUTO
+    on_no_prefill: OnNoPrefill = OnNoPrefill.FAIL
+    retries: int = Field(default=1, ge=0, le=5)
+    forced_output_on_prefill: bool = False
+    workers: int = Field(default=1, ge=1, le=64)
+    limits: LimitConfig = LimitConfig()
+    timeouts: TimeoutConfig = TimeoutConfig()
+    conversations: ConversationConfig = ConversationConfig()
+    health: HealthConfig = HealthConfig()
+    breaker: BreakerConfig = BreakerConfig()
+    auth: AuthConfig = AuthConfig()
+    admin: AdminConfig = AdminConfig()
+    tls: TlsConfig = TlsConfig()
+
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, value: str) -> str:
+        return check_host_port(value)
+
+    @model_validator(mode="after")
+    def _fleet(self) -> Self:
+        _check_roles(self)
+        _check_duplicates(self)
+        _check_reuse(self)
+        return self
+
+
+def build_config(file: Path | None = None, /, **flags: Any) -> RouterConfig:
+    """Merge a YAML file with flags; a flag that is None or empty leaves the file's value.
+
+    Args:
+        file: YAML file, or None.
+        **flags: Keys of `RouterConfig`.
+
+    Raises:
+        ConfigError: The file cannot be read, or the result is not valid.
+    """
+    document = ConfigDocument.empty() if file is None else ConfigDocument.load(file)
+    given = {key: value for key, value in flags.items() if value not in (None, (), [])}
+    try:
+        return RouterConfig.model_validate({**document.values, **given})
+    except ValidationError as error:
+        raise ConfigError(_explain(error, document, given)) from None
+
+
+def check_url(value: str) -> str:
+    """Return an engine URL without a trailing slash.
+
+    Raises:
+        ValueError: It is not ``http[s]://HOST[:PORT]``.
+    """
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"'{value}' is not a URL of the form http://HOST:PORT")
+    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
+        raise ValueError(
+            f"'{parts.scheme}://{parts.hostname}...' has more than scheme, host and port; use http://HOST:PORT"
+        )
+    if parts.netloc.endswith(":"):
+        raise ValueError(f"'{value}' has no port after the colon")
+    try:
+        port = parts.port
+    except ValueError:
+        raise ValueError(f"'{value}' has a port outside 1 to 65535") from None
+    if port == 0:
+        raise ValueError(f"'{value}' has port 0; engines need a fixed port of 1 to 65535")
+    return value.rstrip("/")
+
+
+def check_host_port(value: str) -> str:
+    """Return ``HOST:PORT`` (IPv6 hosts in brackets).
+
+    Raises:
+        ValueError: It is something else, or the port is outside 1 to 65535.
+    """
+    parts = urlsplit(f"//{value}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or parts.netloc != value or "@" in value or (":" in host and not value.startswith("[")):
+        raise ValueError(f"'{value}' is not HOST:PORT; write IPv6 hosts in brackets, e.g. [::1]:8000")
+    if not port:
+        raise ValueError(f"'{value}' needs a port of 1 to 65535")
+    return value
+
+
+def _check_roles(config: RouterConfig) -> None:
+    disaggregated = bool(config.prefill or config.decode)
+    if disaggregated and config.engines:
+        raise ValueError("engines: give either prefill and decode engines or plain engines, not both")
+    if disaggregated and not config.prefill:
+        raise ValueError("prefill: decode engines need at least one prefill engine (--prefill URL)")
+    if disaggregated and not config.decode:
+        raise ValueError("decode: prefill engines need at least one decode engine (--decode URL)")
+    if not disaggregated and not config.engines:
+        raise ValueError("prefill: no engine given; use --prefill URL and --decode URL, or --engine URL")
+
+
+def _check_duplicates(config: RouterConfig) -> None:
+    everything = [*config.prefill, *config.decode, *config.engines]
+    for field in ("url", "name"):
+        value, count = Counter(getattr(engine, field) for engine in everything).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"{field}: '{value}' is given {count} times; every engine is listed once")
+
+
+def _check_reuse(config: RouterConfig) -> None:
+    missing = [engine.name for engine in config.decode if engine.lease is None]
+    if config.reuse is Reuse.LEASED and (missing or not config.decode):
+        who = f"decode engine '{missing[0]}' has" if missing else "there is no decode engine that has"
+        raise ValueError(f"reuse: 'leased' but {who} no lease endpoint; write --decode URL#lease=HOST:PORT")
+
+
+def _explain(error: ValidationError, document: ConfigDocument, flags: dict[str, Any]) -> str:
+    first = error.errors(include_url=False)[0]
+    location = tuple(part for part in first["loc"] if not str(part).startswith("function-"))
+    key = ".".join(str(part) for part in location)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = f"unknown key; allowed here: {', '.join(_allowed(location))}"
+    elif not first["type"].startswith("value_error"):
+        message = f"{message}, got {str(first['input'])[:80]!r}"
+    if not location:
+        key, _, message = message.partition(": ") if ": " in message else ("configuration", "", message)
+        location = (key,)
+    place = "" if str(location[0]) in flags else document.place(location)
+    return f"{place}{key}: {message}"
+
+
+def _allowed(location: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = RouterConfig
+    for part in location[:-1]:
+        if isinstance(part, int):
+            model = EngineConfig
+        elif part in model.model_fields:
+            annotation = model.model_fields[part].annotation
+            model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else EngineConfig
+    return sorted(model.model_fields)

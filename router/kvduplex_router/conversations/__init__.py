@@ -1,0 +1,1 @@
+"""Who continues what: keys, history digests, stored references and their leases."""

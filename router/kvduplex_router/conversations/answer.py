@@ -1,0 +1,151 @@
+"""What a decode engine generated, reduced to a digest that a client's later history can be held against.
+
+Used with stock engines only. Anything that a chat template may render differently from what was generated (reasoning,
+several choices, content in parts) yields no digest, hence no reuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvduplex_router.conversations.keys import scope_digest
+
+__all__ = ["Answer", "AnswerCollector", "answer_digest", "text_digest"]
+
+_KNOWN: Final = frozenset({"role", "content", "tool_calls", "reasoning", "reasoning_content"})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished answer.
+
+    Attributes:
+        digest: `answer_digest` of a chat message, or `text_digest`.
+        length: Characters of a text answer; 0 for chat.
+    """
+
+    digest: bytes
+    length: int = 0
+
+
+def text_digest(text: str) -> bytes:
+    """Digest of generated text."""
+    return scope_digest(b"text", text.encode("utf-8", "surrogatepass"))
+
+
+def answer_digest(message: object) -> bytes | None:
+    """Digest of an assistant message as a client sends it; None when it cannot equal plain generated output."""
+    if not isinstance(message, Mapping) or message.get("role") != "assistant":
+        return None
+    if any(message[name] for name in message if name not in _KNOWN):
+        return None
+    if message.get("reasoning") or message.get("reasoning_content"):
+        return None
+    content = message.get("content")
+    calls = _calls(message.get("tool_calls"))
+    if calls is None or not (content is None or isinstance(content, str)):
+        return None
+    return _digest(content or "", calls)
+
+
+def _calls(value: object) -> list[str] | None:
+    if not value:
+        return []
+    if not isinstance(value, list):
+        return None
+    parts: list[str] = []
+    for call in value:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            return None
+        parts += [str(call.get("id") or ""), str(function.get("name") or ""), str(function.get("arguments") or "")]
+    return parts
+
+
+def _digest(content: str, calls: list[str]) -> bytes:
+    return scope_digest(b"chat", *(part.encode("utf-8", "surrogatepass") for part in (content, *calls)))
+
+
+@dataclass(slots=True)
+class _Call:
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+
+class AnswerCollector:
+    """Puts an answer together from decoded stream chunks, or takes a whole reply."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._calls: dict[int, _Call] = {}
+        self._chat = False
+        self._doubtful = False
+
+    def whole(self, reply: Mapping[str, Any]) -> None:
+        """Take a reply that was not streamed."""
+        for choice in _choices(reply):
+            message = choice.get("message")
+            if isinstance(message, Mapping):
+                self._delta({**message, "tool_calls": _indexed(message.get("tool_calls"))})
+            self._completion(choice)
+
+    def chunk(self, chunk: Mapping[str, Any]) -> None:
+        """Take one decoded chunk of a stream."""
+        for choice in _choices(chunk):
+            delta = choice.get("delta")
+            if isinstance(delta, Mapping):
+                self._delta(delta)
+            self._completion(choice)
+
+    def result(self) -> Answer | None:
+        """The answer; None when reuse must not rest on it."""
+        if self._doubtful:
+            return None
+        text = "".join(self._text)
+        if not self._chat:
+            return Answer(text_digest(text), len(text))
+        calls = [
+            part for _, call in sorted(self._calls.items()) for part in (call.id, call.name, "".join(call.arguments))
+        ]
+        return Answer(_digest(text, calls))
+
+    def _completion(self, choice: Mapping[str, Any]) -> None:
+        if choice.get("index", 0) != 0:
+            self._doubtful = True
+        if isinstance(text := choice.get("text"), str):
+            self._text.append(text)
+
+    def _delta(self, delta: Mapping[str, Any]) -> None:
+        self._chat = True
+        if delta.get("reasoning") or delta.get("reasoning_content"):
+            self._doubtful = True
+        if isinstance(content := delta.get("content"), str):
+            self._text.append(content)
+        for call in delta.get("tool_calls") or ():
+            self._call(call)
+
+    def _call(self, delta: object) -> None:
+        if not isinstance(delta, Mapping) or not isinstance(delta.get("index"), int):
+            self._doubtful = True
+            return
+        call = self._calls.setdefault(delta["index"], _Call())
+        function = delta.get("function") or {}
+        call.id = call.id or str(delta.get("id") or "")
+        call.name += str(function.get("name") or "")
+        call.arguments.append(str(function.get("arguments") or ""))
+
+
+def _choices(reply: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    choices = reply.get("choices")
+    return [choice for choice in choices if isinstance(choice, Mapping)] if isinstance(choices, list) else []
+
+
+def _indexed(calls: object) -> list[dict[str, Any]]:
+    return (
+        [{**call, "index": i} for i, call in enumerate(calls) if isinstance(call, Mapping)]
+        if isinstance(calls, list)
+        else []
+    )

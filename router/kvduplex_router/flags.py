@@ -1,0 +1,47 @@
+"""Command-line flags of the router, for ``python -m kvduplex_router`` and whoever wraps it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvduplex_router.config import OnNoPrefill, Reuse, RouterConfig, build_config
+
+__all__ = ["config_from_argv"]
+
+
+def config_from_argv(argv: Sequence[str]) -> RouterConfig:
+    """Parse flags and the file they may name.
+
+    Raises:
+        ConfigError: The result is not valid.
+        SystemExit: A flag is unknown, or help was asked for.
+    """
+    given = _parser().parse_args(argv)
+    return build_config(
+        given.config,
+        listen=given.listen,
+        prefill=tuple(given.prefill),
+        decode=tuple(given.decode),
+        engines=tuple(given.engine),
+        reuse=given.reuse,
+        on_no_prefill=given.on_no_prefill,
+        workers=given.workers,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kvduplex_router", description="KV-cache-aware router for vLLM engines.")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file; flags override it")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address to serve on (127.0.0.1:8000)")
+    parser.add_argument("--prefill", action="append", default=[], metavar="URL", help="prefill engine; repeatable")
+    parser.add_argument(
+        "--decode", action="append", default=[], metavar="URL[#lease=HOST:PORT]",
+        help="decode engine and its lease endpoint; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--engine", action="append", default=[], metavar="URL", help="plain replica; repeatable")
+    parser.add_argument("--reuse", choices=list(Reuse), help="how KV flows back on the next turn (auto)")
+    parser.add_argument("--on-no-prefill", choices=list(OnNoPrefill), help="without a usable prefill engine (fail)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (1)")
+    return parser

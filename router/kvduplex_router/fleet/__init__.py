@@ -1,0 +1,1 @@
+"""The engines: addresses, health, load, breakers."""

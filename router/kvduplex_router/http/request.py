@@ -1,0 +1,36 @@
+"""Request heads as bytes: built once per engine and target, completed per request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from kvduplex_router.http.pool import Origin
+
+__all__ = ["forwardable", "get_request", "post_head", "post_request"]
+
+_FORBIDDEN: Final = (b"\r", b"\n", b"\0")
+
+
+def forwardable(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Header lines for a request; a value that could end its line is left out."""
+    kept = (b"%b: %b\r\n" % (name, value) for name, value in headers if not any(c in value for c in _FORBIDDEN))
+    return b"".join(kept)
+
+
+def post_head(origin: Origin, target: str) -> bytes:
+    """The constant part of a POST with a JSON body."""
+    return (
+        f"POST {target} HTTP/1.1\r\nhost: {origin.authority}\r\naccept: application/json, text/event-stream\r\n"
+        "content-type: application/json\r\n"
+    ).encode("ascii")
+
+
+def post_request(head: bytes, headers: bytes, body: bytes) -> bytes:
+    """A complete POST from `post_head`, header lines and a body."""
+    return b"%b%bcontent-length: %d\r\n\r\n%b" % (head, headers, len(body), body)
+
+
+def get_request(origin: Origin, target: str, headers: bytes = b"") -> bytes:
+    """A complete GET."""
+    return f"GET {target} HTTP/1.1\r\nhost: {origin.authority}\r\n".encode("ascii") + headers + b"\r\n"

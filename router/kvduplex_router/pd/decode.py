@@ -1,0 +1,166 @@
+"""The answering hop: a whole reply or a stream, from a decode engine or from one that serves the request alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from kvduplex_router.clock import Clock
+from kvduplex_router.conversations.answer import Answer, AnswerCollector
+from kvduplex_router.fleet.engine import Engine
+from kvduplex_router.http.request import post_head, post_request
+from kvduplex_router.http.sse import FrameBuffer, FrameTooLargeError
+from kvduplex_router.pd.body import Body
+from kvduplex_router.pd.fields import KV_PARAMS
+from kvduplex_router.pd.hop import Hop, HopFailedError, open_hop, reply_members
+from kvduplex_router.pd.request import Sink, TurnRequest
+from kvduplex_router.pd.stream_filter import StreamFilter
+from kvduplex_router.pd.usage import PromptUsage, with_prompt_usage
+
+__all__ = ["AnswerHop", "Answered", "BrokenStreamError"]
+
+_EVENT_STREAM: Final = "text/event-stream"
+_DONE: Final = b"data: [DONE]"
+
+
+class BrokenStreamError(Exception):
+    """A stream broke after the client had been sent a part of it; the client was told so in the stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A complete answer was passed on.
+
+    Attributes:
+        params: The engine's transfer parameters, unchecked; None when it sent none.
+        answer: What it generated, when that was collected.
+        failed: The engine reported an error inside the stream.
+        usage: Token counts as the answering engine reported them.
+    """
+
+    params: Mapping[str, Any] | None
+    answer: Answer | None
+    failed: bool = False
+    usage: PromptUsage = field(default_factory=PromptUsage)
+
+
+class AnswerHop:
+    """Sends turns to the engine that answers, and passes the answer on."""
+
+    def __init__(self, *, clock: Clock, answer_limit: int, frame_limit: int) -> None:
+        self._clock = clock
+        self._answer_limit = answer_limit
+        self._frame_limit = frame_limit
+
+    async def run(
+        self,
+        request: TurnRequest,
+        engine: Engine,
+        body: bytes,
+        sink: Sink,
+        *,
+        headers: Mapping[str, str],
+        usage: PromptUsage | None,
+        collect: bool,
+    ) -> Answered:
+        """Pass the engine's answer on to `sink`.
+
+        Args:
+            request: The turn.
+            engine: Where.
+            body: The engine's request body.
+            sink: The client.
+            headers: Headers for the client.
+            usage: What the prefill hop counted; None when this engine computes the prompt itself.
+            collect: Work out what was generated.
+
+        Raises:
+            HopFailedError: The engine failed before the client was sent anything.
+            EngineAnswerError: The engine refused the request for the client's sake.
+            BrokenStreamError: It failed later.
+        """
+        message = post_request(post_head(engine.address.origin, request.kind.path), request.headers, body)
+        hop = await open_hop(engine, message, self._clock)
+        collector = AnswerCollector() if collect else None
+        try:
+            if hop.response.content_type == _EVENT_STREAM:
+                relay = _Relay(hop, sink, headers, FrameBuffer(self._frame_limit))
+                return await relay.run(StreamFilter(ends=request.kind.stream_ends, usage=usage, collector=collector))
+            if request.stream:
+                raise hop.unusable(f"answered {hop.response.content_type or 'no content type'} instead of a stream")
+            return await self._whole(hop, sink, headers, usage, collector)
+        finally:
+            hop.close()
+
+    async def _whole(
+        self,
+        hop: Hop,
+        sink: Sink,
+        headers: Mapping[str, str],
+        usage: PromptUsage | None,
+        collector: AnswerCollector | None,
+    ) -> Answered:
+        raw = await hop.read_all(self._answer_limit)
+        members = reply_members(hop, raw)
+        params = orjson.loads(bytes(members[KV_PARAMS])) if KV_PARAMS in members else None
+        if collector is not None:
+            collector.whole(orjson.loads(raw))
+        shown = raw if params is None else Body(members, 0).render(without=(KV_PARAMS,))
+        if usage is not None:
+            shown = with_prompt_usage(shown, usage)
+        counted = PromptUsage.parse(orjson.loads(bytes(members["usage"]))) if "usage" in members else PromptUsage()
+        await sink.whole(200, "application/json", shown, headers)
+        answer = collector.result() if collector is not None else None
+        return Answered(params if isinstance(params, dict) else None, answer, usage=counted)
+
+
+class _Relay:
+    """Passes one stream on, frame by frame; the client is sent nothing before the first whole frame."""
+
+    def __init__(self, hop: Hop, sink: Sink, headers: Mapping[str, str], buffer: FrameBuffer) -> None:
+        self._hop = hop
+        self._sink = sink
+        self._headers = headers
+        self._buffer = buffer
+
+    async def run(self, stream: StreamFilter) -> Answered:
+        try:
+            await self._copy(stream)
+        except HopFailedError as error:
+            if not stream.finished:
+                await self._broken(error)
+        self._hop.succeed()
+        await self._sink.end()
+        answer = stream.answer() if not stream.failed else None
+        return Answered(stream.params, answer, failed=stream.failed)
+
+    async def _copy(self, stream: StreamFilter) -> None:
+        while data := await self._hop.read():
+            try:
+                block = self._buffer.feed(data)
+            except FrameTooLargeError as error:
+                raise self._hop.unusable(str(error)) from error
+            if block and (shown := stream.feed(block)):
+                await self._send(shown)
+        rest = self._buffer.rest
+        if rest.strip() == _DONE:
+            stream.finished = True
+            await self._send(rest)
+        if not stream.finished and not stream.failed:
+            raise self._hop.unusable("ended its stream before the answer was complete")
+
+    async def _send(self, data: bytes) -> None:
+        if not self._sink.started:
+            await self._sink.start(200, "text/event-stream; charset=utf-8", self._headers)
+        await self._sink.send(data)
+
+    async def _broken(self, error: HopFailedError) -> None:
+        if not self._sink.started:
+            raise error
+        message = "the engine's answer broke off; what arrived before this is incomplete"
+        frame = {"error": {"message": message, "type": "upstream_error", "param": None, "code": 502}}
+        await self._sink.end(b"data: " + orjson.dumps(frame) + b"\n\n")
+        raise BrokenStreamError(str(error)) from error

@@ -1,0 +1,76 @@
+"""The prefill hop: has one engine compute the prompt's KV, and reads where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from kvduplex_router.clock import Clock
+from kvduplex_router.fleet.engine import Engine
+from kvduplex_router.http.request import post_head, post_request
+from kvduplex_router.pd.fields import KV_PARAMS
+from kvduplex_router.pd.hop import Hop, open_hop, reply_members
+from kvduplex_router.pd.params import UnusableParamsError, checked_params
+from kvduplex_router.pd.request import TurnRequest
+from kvduplex_router.pd.shape import prefill_body
+from kvduplex_router.pd.usage import PromptUsage
+
+__all__ = ["PrefillHop", "Prefilled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """What a prefill engine computed.
+
+    Attributes:
+        params: Transfer parameters for the decode engine, checked.
+        usage: Token counts.
+        at: Monotonic seconds of its answer; the blocks are not kept for ever.
+    """
+
+    params: Mapping[str, Any]
+    usage: PromptUsage
+    at: float
+
+
+class PrefillHop:
+    """Sends turns to prefill engines."""
+
+    def __init__(self, *, clock: Clock, answer_limit: int, keep_forcing: bool) -> None:
+        self._clock = clock
+        self._answer_limit = answer_limit
+        self._keep_forcing = keep_forcing
+
+    async def run(self, request: TurnRequest, engine: Engine, params: Mapping[str, Any]) -> Prefilled:
+        """Have `engine` compute the prompt.
+
+        Args:
+            request: The turn.
+            engine: Where.
+            params: Transfer parameters for it: bare, or with a claim or a reference to the last turn's KV.
+
+        Raises:
+            HopFailedError: The engine failed, or its answer cannot be used.
+            EngineAnswerError: The engine refused the request for the client's sake.
+        """
+        body = prefill_body(request.kind, request.body, params, keep_forcing=self._keep_forcing)
+        message = post_request(post_head(engine.address.origin, request.kind.path), request.headers, body)
+        hop = await open_hop(engine, message, self._clock)
+        try:
+            raw = await hop.read_all(self._answer_limit)
+        finally:
+            hop.close()
+        return self._read(hop, raw)
+
+    def _read(self, hop: Hop, raw: bytes) -> Prefilled:
+        members = reply_members(hop, raw)
+        found = {name: orjson.loads(bytes(members[name])) for name in (KV_PARAMS, "usage") if name in members}
+        try:
+            params = checked_params(found.get(KV_PARAMS), hop.engine)
+        except UnusableParamsError as error:
+            raise hop.unusable(str(error)) from error
+        hop.engine.identify(params.get("remote_engine_id"))
+        return Prefilled(params, PromptUsage.parse(found.get("usage")), self._clock())

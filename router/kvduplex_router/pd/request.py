@@ -1,0 +1,75 @@
+"""A request as the turn engine takes it, and the sink its answer goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvduplex_router.pd.body import Body
+from kvduplex_router.pd.kinds import ApiKind
+
+__all__ = ["Receipt", "Sink", "TurnRequest"]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """One request of a client.
+
+    Attributes:
+        kind: API.
+        body: Its body.
+        tenant: Whose it is.
+        request_id: The router's id of the turn, sent to both hops.
+        conversation_id: The client's, when it named one.
+        headers: Header lines for engines.
+    """
+
+    kind: ApiKind
+    body: Body
+    tenant: str
+    request_id: str
+    conversation_id: str | None
+    headers: bytes
+
+    @property
+    def stream(self) -> bool:
+        """Whether the client asked for a stream."""
+        return bool(self.body.get("stream"))
+
+
+@dataclass(slots=True)
+class Receipt:
+    """How a turn went, for headers, metrics and the log. No text of the client's is in it.
+
+    Attributes:
+        plan: ``pull``, ``recompute``, ``aggregate``, ``decode_only`` or ``replica``.
+        outcome: ``ok`` or why not.
+        cached_tokens: As the hop that computed the prompt reported; None when it did not.
+    """
+
+    plan: str = "none"
+    outcome: str = "ok"
+    cached_tokens: int | None = None
+    detail: str = ""
+    engines: list[str] = field(default_factory=list)
+
+
+class Sink(Protocol):
+    """Where an answer goes."""
+
+    @property
+    def started(self) -> bool:
+        """Whether the client has been sent a status."""
+
+    async def start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+        """Send status and headers of an answer whose length is not known."""
+
+    async def send(self, data: bytes) -> None:
+        """Send a part of the body."""
+
+    async def end(self, data: bytes = b"") -> None:
+        """Send the last part."""
+
+    async def whole(self, status: int, content_type: str, body: bytes, headers: Mapping[str, str]) -> None:
+        """Send an answer in one piece."""

@@ -1,0 +1,67 @@
+"""Bodies for the two hops of a turn.
+
+The prefill hop must render the prompt the decode hop renders, and do nothing else: one token, no stream, nothing that
+could end, force or constrain that token. So fields that shape the answer go, and everything that may reach a chat
+template or the tokenizer stays as the client wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from kvduplex_router.pd.body import Body
+from kvduplex_router.pd.fields import KV_PARAMS, OWNED, client_extras
+from kvduplex_router.pd.kinds import ApiKind
+
+__all__ = ["decode_body", "prefill_body", "whole_body"]
+
+_ANSWER_ONLY: Final = frozenset({
+    "stream", "stream_options", "stop", "stop_token_ids", "include_stop_str_in_output", "min_tokens", "n", "best_of",
+    "logprobs", "top_logprobs", "logprob_token_ids", "prompt_logprobs", "echo", "structured_outputs", "guided_json",
+    "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend", "guided_whitespace_pattern",
+    "structural_tag", "logit_bias", "allowed_token_ids", "bad_words", "thinking_token_budget", "repetition_detection",
+    "return_token_ids", "return_tokens_as_token_ids", "return_prompt_text", "routed_experts_prompt_start", "store",
+    "background",
+})  # fmt: skip
+
+_FORCING: Final = frozenset({"response_format", "tool_choice"})
+_UNFORCED: Final = frozenset({"none", "auto"})
+
+
+def prefill_body(kind: ApiKind, body: Body, params: Mapping[str, Any], *, keep_forcing: bool = False) -> bytes:
+    """The prefill engine's body.
+
+    Args:
+        kind: The API.
+        body: The client's body.
+        params: The prefill engine's transfer parameters.
+        keep_forcing: Keep ``tool_choice`` and ``response_format``, for models whose template renders them.
+    """
+    extra = {**client_extras(body), "stream": b"false", **kind.one_token, KV_PARAMS: orjson.dumps(params)}
+    without = _ANSWER_ONLY | OWNED
+    if not keep_forcing:
+        without |= _FORCING
+        extra.update(_tool_choice(body))
+    return body.render(without=without, extra=extra)
+
+
+def decode_body(body: Body, params: Mapping[str, Any]) -> bytes:
+    """The decode engine's body: the client's own with the transfer parameters."""
+    return body.render(without=OWNED, extra={**client_extras(body), KV_PARAMS: orjson.dumps(params)})
+
+
+def whole_body(body: Body) -> bytes:
+    """The body of a request that one engine serves alone."""
+    return body.render(without=OWNED, extra=client_extras(body))
+
+
+def _tool_choice(body: Body) -> dict[str, bytes]:
+    """A forced tool is unforced: ``none`` renders the same tools and asks for no tool parser."""
+    if "tool_choice" not in body:
+        return {}
+    choice = body.get("tool_choice")
+    kept = isinstance(choice, str) and choice in _UNFORCED
+    return {"tool_choice": orjson.dumps(choice) if kept else b'"none"'}

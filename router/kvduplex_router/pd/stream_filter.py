@@ -1,0 +1,103 @@
+"""What a stream's frames mean to the router, and what of them the client must not see.
+
+Most frames are looked at with a few substring searches and passed on as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from kvduplex_router.conversations.answer import Answer, AnswerCollector
+from kvduplex_router.http.sse import event_data, frames
+from kvduplex_router.pd.fields import KV_PARAMS
+from kvduplex_router.pd.usage import PromptUsage, with_prompt_usage
+
+__all__ = ["StreamFilter"]
+
+_KV: Final = KV_PARAMS.encode()
+_DETAILS: Final = b'"prompt_tokens_details"'
+_ERROR: Final = b'{"error"'
+
+
+class StreamFilter:
+    """Takes pieces of whole frames and returns what goes to the client.
+
+    Args:
+        ends: Byte strings one of which a complete stream carries.
+        usage: What the prefill hop said, when there was one.
+        collector: Takes the chunks when the answer's digest is wanted.
+
+    Attributes:
+        finished: The answer is complete.
+        failed: The engine reported an error inside the stream.
+        params: The decode engine's transfer parameters, once seen.
+    """
+
+    def __init__(
+        self, *, ends: tuple[bytes, ...], usage: PromptUsage | None, collector: AnswerCollector | None
+    ) -> None:
+        self._ends = ends
+        self._usage = usage
+        self._collector = collector
+        self.finished = False
+        self.failed = False
+        self.params: Mapping[str, Any] | None = None
+
+    def feed(self, block: bytes) -> bytes:
+        """Look at whole frames and return what the client gets of them; may be empty."""
+        if not self.finished:
+            self.finished = any(end in block for end in self._ends)
+        if _ERROR in block:
+            self.failed = True
+        if self._collector is None and _KV not in block and _DETAILS not in block:
+            return block
+        return b"".join([self._frame(frame) for frame in frames(block)])
+
+    def answer(self) -> Answer | None:
+        """What was generated; None when it was not collected or reuse must not rest on it."""
+        return None if self._collector is None else self._collector.result()
+
+    def _frame(self, frame: bytes) -> bytes:
+        if self._collector is not None:
+            self._collect(frame)
+        if _KV in frame:
+            frame = self._without_params(frame)
+        if _DETAILS in frame and self._usage is not None:
+            frame = with_prompt_usage(frame, self._usage)
+        return frame
+
+    def _collect(self, frame: bytes) -> None:
+        chunk = _decoded(frame)
+        if chunk is not None and self._collector is not None:
+            self._collector.chunk(chunk)
+
+    def _without_params(self, frame: bytes) -> bytes:
+        chunk = _decoded(frame)
+        if chunk is None or KV_PARAMS not in chunk:
+            return frame  # only in text
+        params = chunk.pop(KV_PARAMS)
+        if isinstance(params, dict):
+            self.params = params
+        if not chunk.get("choices") and not chunk.get("usage"):
+            return b""
+        return _rebuilt(frame, chunk)
+
+
+def _decoded(frame: bytes) -> dict[str, Any] | None:
+    data = event_data(frame)
+    if data is None or not data.startswith(b"{"):
+        return None
+    try:
+        chunk = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return chunk if isinstance(chunk, dict) else None
+
+
+def _rebuilt(frame: bytes, chunk: dict[str, Any]) -> bytes:
+    """The frame with other data: event name, id and comments stay."""
+    lines = [line for line in frame.splitlines() if line and not line.startswith(b"data")]
+    return b"\n".join([*lines, b"data: " + orjson.dumps(chunk), b"", b""])

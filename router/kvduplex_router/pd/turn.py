@@ -1,0 +1,346 @@
+"""One turn: take the conversation's reference, let a prefill engine compute the prompt, let a decode engine answer.
+
+A turn is tried again only while nothing of it was consumed: another prefill engine, without the reference; another
+decode engine with the same blocks when the first could not be reached, with fresh ones otherwise; never after the
+client has been sent a byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvduplex_router.clock import Clock
+from kvduplex_router.config import OnNoPrefill, Reuse
+from kvduplex_router.conversations.conversations import Continuation, Conversations
+from kvduplex_router.errors import BadGatewayError, GatewayTimeoutError, RouterError, UnavailableError
+from kvduplex_router.fleet.engine import Engine, EngineRole
+from kvduplex_router.fleet.fleet import Fleet
+from kvduplex_router.pd.decode import Answered, AnswerHop
+from kvduplex_router.pd.hop import HopFailedError
+from kvduplex_router.pd.params import UnusableParamsError, checked_params
+from kvduplex_router.pd.prefill import Prefilled, PrefillHop
+from kvduplex_router.pd.request import Receipt, Sink, TurnRequest
+from kvduplex_router.pd.shape import decode_body, whole_body
+from kvduplex_router.pd.usage import PromptUsage
+from kvduplex_router.routing.admission import Admission, Seat
+from kvduplex_router.routing.picker import PickContext
+from kvduplex_router.telemetry.metrics import Metrics
+from kvduplex_transfer.leases.params import ClaimOffer, Retention, new_lease_id, prefill_params
+
+__all__ = ["TurnPolicy", "TurnRunner"]
+
+_log = logging.getLogger("kvduplex.router.turn")
+_TIMEOUT_STATUSES: Final = frozenset({504})
+_UNAVAILABLE_STATUSES: Final = frozenset({503})
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPolicy:
+    """The settings a turn depends on.
+
+    Attributes:
+        on_no_prefill: What to do without a prefill engine.
+        retries: Further attempts.
+        prefill_ttl_s: Age at which a prefill engine's blocks are no longer handed on.
+        lease_ttl_s: Seconds a lease lives from its last renewal.
+    """
+
+    on_no_prefill: OnNoPrefill
+    retries: int
+    prefill_ttl_s: float
+    lease_ttl_s: float
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """What was tried in a turn so far."""
+
+    failed: set[str] = field(default_factory=set)
+    no_prefill: bool = False
+    last: HopFailedError | None = None
+
+    def note(self, error: HopFailedError) -> None:
+        self.failed.add(error.engine.name)
+        self.last = error
+
+
+class TurnRunner:
+    """Runs turns over a fleet."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        admission: Admission,
+        conversations: Conversations,
+        prefill: PrefillHop,
+        answer: AnswerHop,
+        metrics: Metrics,
+        policy: TurnPolicy,
+        clock: Clock,
+    ) -> None:
+        self._fleet = fleet
+        self._admission = admission
+        self._conversations = conversations
+        self._prefill = prefill
+        self._answer = answer
+        self._metrics = metrics
+        self._policy = policy
+        self._clock = clock
+
+    async def run(self, request: TurnRequest, sink: Sink, receipt: Receipt) -> None:
+        """Answer a request.
+
+        Args:
+            request: The turn.
+            sink: The client.
+            receipt: Filled in as the turn goes on, so that it is right whichever way the turn ends.
+
+        Raises:
+            RouterError: No answer; nothing was sent to the client.
+            BrokenStreamError: The answer broke off; the client was told so.
+        """
+        if not self._fleet.disaggregated:
+            await self._whole(request, sink, receipt, plan="replica")
+        elif (reason := request.kind.whole_because(request.body)) is not None:
+            receipt.detail = reason
+            await self._whole(request, sink, receipt, plan="aggregate")
+        else:
+            await self._split(request, sink, receipt)
+
+    # -- split over two engines ----------------------------------------------------------------------------------
+
+    async def _split(self, request: TurnRequest, sink: Sink, receipt: Receipt) -> None:
+        continuation = await self._conversations.begin(
+            tenant=request.tenant,
+            kind=request.kind.name,
+            member=request.kind.history,
+            body=request.body,
+            conversation_id=request.conversation_id,
+        )
+        taken = continuation.reference
+        try:
+            await self._attempts(request, sink, receipt, continuation)
+        finally:
+            if continuation.refusal is not None:
+                self._metrics.refusals.labels(continuation.refusal.value).inc()
+            self._conversations.release(taken)
+
+    async def _attempts(self, request: TurnRequest, sink: Sink, receipt: Receipt, continuation: Continuation) -> None:
+        tried = _Attempts()
+        prefilled: Prefilled | None = None
+        for _ in range(self._policy.retries + 1):
+            seat = await self._seat_decode(continuation, tried)
+            try:
+                if prefilled is None or self._stale(prefilled):
+                    prefilled = await self._prefill_once(request, receipt, continuation, tried)
+                if prefilled is not None:
+                    await self._decode(request, sink, receipt, continuation, seat.engine, prefilled)
+                    return
+            except HopFailedError as error:
+                self._note("decode", request, error, tried)
+                if error.consumed:
+                    prefilled = None
+            finally:
+                seat.leave()
+            if tried.no_prefill:
+                break
+        await self._without_prefill(request, sink, receipt, tried)
+
+    async def _seat_decode(self, continuation: Continuation, tried: _Attempts) -> Seat:
+        context = PickContext(preferred=continuation.holder, excluded=frozenset(tried.failed))
+        try:
+            return await self._admission.seat(self._fleet.decode, context, what="decode")
+        except UnavailableError:
+            if tried.last is None:
+                raise
+            raise _client_error(tried.last) from tried.last
+
+    async def _prefill_once(
+        self, request: TurnRequest, receipt: Receipt, continuation: Continuation, tried: _Attempts
+    ) -> Prefilled | None:
+        """One prefill hop; None when the engine failed, or none is left to ask."""
+        context = PickContext(excluded=frozenset(tried.failed))
+        try:
+            seat = await self._admission.seat(self._fleet.prefill, context, what="prefill")
+        except UnavailableError:
+            tried.no_prefill = True
+            return None
+        params = self._prefill_params(continuation)
+        receipt.plan = "recompute" if continuation.reference is None else "pull"
+        continuation.reference = None  # used now, whatever comes of it
+        began = self._clock()
+        try:
+            prefilled = await self._prefill.run(request, seat.engine, params)
+        except HopFailedError as error:
+            self._note("prefill", request, error, tried)
+            return None
+        finally:
+            seat.leave()
+        self._metrics.hop_seconds.labels("prefill").observe(self._clock() - began)
+        receipt.cached_tokens = prefilled.usage.cached_tokens
+        self._count(prefilled.usage)
+        return prefilled
+
+    def _prefill_params(self, continuation: Continuation) -> Mapping[str, Any]:
+        reference = continuation.reference
+        if reference is None:
+            return prefill_params()
+        engine = self._fleet.find(reference.engine)
+        if reference.lease is not None and engine is not None and engine.address.lease_endpoint is not None:
+            return ClaimOffer(reference.lease, engine.address.lease_endpoint).to_params()
+        return {**(reference.params or {}), **prefill_params()}
+
+    async def _decode(
+        self,
+        request: TurnRequest,
+        sink: Sink,
+        receipt: Receipt,
+        continuation: Continuation,
+        engine: Engine,
+        prefilled: Prefilled,
+    ) -> None:
+        mode = self._conversations.mode(engine)
+        lease = new_lease_id() if mode is Reuse.LEASED and continuation.key is not None else None
+        retention = Retention(lease, self._policy.lease_ttl_s if lease else None)
+        params = {**prefilled.params, **(retention.to_params() if mode is Reuse.LEASED else {})}
+        self._metrics.handoff_seconds.observe(self._clock() - prefilled.at)
+        try:
+            answered = await self._answer.run(
+                request,
+                engine,
+                decode_body(request.body, params),
+                sink,
+                headers=_headers(request, receipt),
+                usage=prefilled.usage,
+                collect=mode is Reuse.STOCK and continuation.key is not None,
+            )
+        except asyncio.CancelledError:  # the client left: its conversation may go on from what was generated
+            if lease is not None:
+                await self._conversations.keep_lease(continuation, engine, lease)
+            raise
+        except BaseException:
+            if lease is not None:
+                self._conversations.release_lease(engine, lease)
+            raise
+        await self._keep(continuation, engine, lease, answered, receipt)
+        self._compare(request, prefilled.usage, answered.usage)
+
+    async def _keep(
+        self, continuation: Continuation, engine: Engine, lease: str | None, answered: Answered, receipt: Receipt
+    ) -> None:
+        """Remember where this turn's KV is."""
+        if answered.params is not None:
+            engine.identify(answered.params.get("remote_engine_id"))
+        if answered.failed:
+            receipt.outcome = "engine_error"
+            if lease is not None:
+                self._conversations.release_lease(engine, lease)
+        elif lease is not None:
+            await self._conversations.keep_lease(continuation, engine, lease)
+        elif answered.params is not None and self._conversations.mode(engine) is Reuse.STOCK:
+            try:
+                params = checked_params(answered.params, engine)
+            except UnusableParamsError as error:
+                _log.warning("no reference kept: %s", error)
+                return
+            await self._conversations.keep_params(continuation, engine, params, answered.answer)
+
+    async def _without_prefill(self, request: TurnRequest, sink: Sink, receipt: Receipt, tried: _Attempts) -> None:
+        if tried.last is not None and tried.last.engine.role is EngineRole.DECODE:
+            raise _client_error(tried.last) from tried.last
+        if self._policy.on_no_prefill is OnNoPrefill.DECODE_ONLY:
+            await self._whole(request, sink, receipt, plan="decode_only")
+        elif tried.last is not None:
+            raise _client_error(tried.last) from tried.last
+        else:
+            raise UnavailableError("no prefill engine is usable now; /ready says which are down", retry_after_s=2)
+
+    # -- one engine alone ----------------------------------------------------------------------------------------
+
+    async def _whole(self, request: TurnRequest, sink: Sink, receipt: Receipt, *, plan: str) -> None:
+        receipt.plan = plan
+        receipt.cached_tokens = None
+        tried = _Attempts()
+        what = "decode" if self._fleet.disaggregated else "serving"
+        while True:
+            try:
+                seat = await self._admission.seat(
+                    self._fleet.whole, PickContext(excluded=frozenset(tried.failed)), what=what
+                )
+            except UnavailableError:
+                if tried.last is None:
+                    raise
+                raise _client_error(tried.last) from tried.last
+            try:
+                return await self._alone(request, sink, receipt, seat.engine)
+            except HopFailedError as error:
+                self._note("whole", request, error, tried)
+                if error.consumed:
+                    raise _client_error(error) from error
+            finally:
+                seat.leave()
+
+    async def _alone(self, request: TurnRequest, sink: Sink, receipt: Receipt, engine: Engine) -> None:
+        answered = await self._answer.run(
+            request,
+            engine,
+            whole_body(request.body),
+            sink,
+            headers=_headers(request, receipt),
+            usage=None,
+            collect=False,
+        )
+        if answered.failed:
+            receipt.outcome = "engine_error"
+        receipt.cached_tokens = answered.usage.cached_tokens
+        self._count(answered.usage)
+
+    # -- accounts ------------------------------------------------------------------------------------------------
+
+    def _stale(self, prefilled: Prefilled) -> bool:
+        return self._clock() - prefilled.at >= self._policy.prefill_ttl_s
+
+    def _note(self, hop: str, request: TurnRequest, error: HopFailedError, tried: _Attempts) -> None:
+        tried.note(error)
+        self._metrics.hop_failures.labels(hop, error.reason).inc()
+        _log.warning("turn %s: %s", request.request_id, error)
+
+    def _count(self, usage: PromptUsage) -> None:
+        self._metrics.prompt_tokens.inc(usage.prompt_tokens or 0)
+        self._metrics.cached_tokens.inc(usage.cached_tokens or 0)
+
+    def _compare(self, request: TurnRequest, prefill: PromptUsage, decode: PromptUsage) -> None:
+        """Both hops must have rendered the same prompt; that they did not is a fault of the set-up worth an alarm."""
+        if None not in (prefill.prompt_tokens, decode.prompt_tokens) and prefill.prompt_tokens != decode.prompt_tokens:
+            self._metrics.prompt_mismatches.inc()
+            _log.error(
+                "turn %s: the prefill engine counted %s prompt tokens and the decode engine %s; their chat templates "
+                "or models differ, or the template renders tool_choice (set forced_output_on_prefill)",
+                request.request_id,
+                prefill.prompt_tokens,
+                decode.prompt_tokens,
+            )
+
+
+def _headers(request: TurnRequest, receipt: Receipt) -> dict[str, str]:
+    headers = {"x-request-id": request.request_id, "x-kvduplex-plan": receipt.plan}
+    if receipt.cached_tokens is not None:
+        headers["x-kvduplex-cached-tokens"] = str(receipt.cached_tokens)
+    return headers
+
+
+def _client_error(error: HopFailedError) -> RouterError:
+    """What the client is told; engine names and addresses stay in the log."""
+    who = f"the {error.engine.role.value} engine"
+    if error.reason == "timeout" or error.status in _TIMEOUT_STATUSES:
+        return GatewayTimeoutError(f"{who} did not answer in time", reason=f"{error.reason}")
+    if error.status in _UNAVAILABLE_STATUSES:
+        wait = int(error.retry_after) if error.retry_after is not None else None
+        return UnavailableError(f"{who} is overloaded; try again later", retry_after_s=wait, reason=error.reason)
+    told = {"connect": "cannot be reached", "broken": "broke off before it answered", "status": "failed"}
+    return BadGatewayError(f"{who} {told.get(error.reason, 'gave no usable answer')}", reason=error.reason)

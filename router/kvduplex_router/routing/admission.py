@@ -1,0 +1,114 @@
+"""Gives a request a seat at an engine: at once, after a bounded wait, or not at all with the right status.
+
+A seat counts as load from the decision on, so that requests decided together do not all see the same idle engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvduplex_router.errors import SaturatedError, UnavailableError
+from kvduplex_router.fleet.engine import Engine
+from kvduplex_router.routing.picker import PickContext, Picker
+
+__all__ = ["Admission", "Seat"]
+
+_RETRY_AFTER_S = 2
+
+
+class Seat:
+    """One request's place at an engine; given back exactly once."""
+
+    __slots__ = ("_admission", "engine")
+
+    def __init__(self, engine: Engine, admission: Admission) -> None:
+        self.engine = engine
+        self._admission: Admission | None = admission
+        engine.in_flight += 1
+
+    def leave(self) -> None:
+        """Give the seat back; further calls do nothing."""
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            self.engine.in_flight -= 1
+            admission.seat_free()
+
+
+@dataclass(slots=True)
+class _Waiter:
+    candidates: Sequence[Engine]
+    context: PickContext
+    granted: asyncio.Future[Seat]
+
+
+class Admission:
+    """Seats over all engines, with one first-come queue."""
+
+    def __init__(self, picker: Picker, *, queued: int, queue_s: float) -> None:
+        self._picker = picker
+        self._limit = queued
+        self._queue_s = queue_s
+        self._waiters: deque[_Waiter] = deque()
+
+    @property
+    def queued(self) -> int:
+        """Requests waiting."""
+        return len(self._waiters)
+
+    async def seat(self, candidates: Sequence[Engine], context: PickContext, *, what: str) -> Seat:
+        """A seat at one of `candidates`.
+
+        Args:
+            candidates: Engines that could serve the hop.
+            context: What the choice may depend on.
+            what: Role of the candidates, for messages.
+
+        Raises:
+            UnavailableError: None is usable.
+            SaturatedError: All usable ones are full, and so is the queue, or the wait was too long.
+        """
+        if not any(engine.usable and engine.name not in context.excluded for engine in candidates):
+            raise UnavailableError(
+                f"no {what} engine is usable now; /ready says which are down", retry_after_s=_RETRY_AFTER_S
+            )
+        engine = None if self._waiters else self._picker.pick(candidates, context)
+        if engine is not None:
+            return Seat(engine, self)
+        return await self._wait(_Waiter(candidates, context, asyncio.get_running_loop().create_future()), what)
+
+    def seat_free(self) -> None:
+        """Serve the waiters that can be served now, first come first."""
+        if not self._waiters:
+            return
+        for waiter in list(self._waiters):
+            if waiter.granted.done():
+                continue
+            engine = self._picker.pick(waiter.candidates, waiter.context)
+            if engine is not None:
+                waiter.granted.set_result(Seat(engine, self))
+
+    async def _wait(self, waiter: _Waiter, what: str) -> Seat:
+        if len(self._waiters) >= self._limit:
+            raise SaturatedError(f"all {what} engines are at their limit", retry_after_s=_RETRY_AFTER_S)
+        self._waiters.append(waiter)
+        self.seat_free()
+        try:
+            async with asyncio.timeout(self._queue_s):
+                return await waiter.granted
+        except TimeoutError:
+            self._take_back(waiter)
+            message = f"all {what} engines stayed at their limit for {self._queue_s:g} s"
+            raise SaturatedError(message, retry_after_s=_RETRY_AFTER_S) from None
+        except asyncio.CancelledError:
+            self._take_back(waiter)
+            raise
+        finally:
+            self._waiters.remove(waiter)
+
+    @staticmethod
+    def _take_back(waiter: _Waiter) -> None:
+        if waiter.granted.done() and not waiter.granted.cancelled():
+            waiter.granted.result().leave()

@@ -1,0 +1,94 @@
+"""Prometheus metrics of the router; every label has a closed set of values or one per configured engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from kvduplex_router.fleet.engine import EngineHealth
+from kvduplex_router.fleet.fleet import Fleet
+from kvduplex_router.routing.breaker import BreakerState
+
+__all__ = ["Metrics"]
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 180, 600)
+
+Gauges = Callable[[], dict[str, float]]
+
+
+class Metrics:
+    """The router's instruments, in a registry of their own.
+
+    Args:
+        fleet: Its engines are read when metrics are scraped, so that load costs nothing on the way of a request.
+        gauges: Further values read at that time, by name without prefix.
+    """
+
+    def __init__(self, fleet: Fleet, gauges: Gauges) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.turns = Counter(
+            "kvduplex_router_turns", "Turns ended, by API, plan and outcome.", ["api", "plan", "outcome"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.refusals = Counter(
+            "kvduplex_router_reuse_refused", "Turns that did not use their last turn's KV, by reason.", ["reason"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.hop_failures = Counter(
+            "kvduplex_router_hop_failures", "Hops that failed by the engine's fault.", ["hop", "reason"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.rejections = Counter(
+            "kvduplex_router_rejections", "Requests ended before any engine saw them, by reason.", ["reason"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.hop_seconds = Histogram(
+            "kvduplex_router_hop_seconds", "Prefill hop: until its answer. Decode hop: until its first byte.", ["hop"],
+            buckets=_SECONDS, registry=self.registry,
+        )  # fmt: skip
+        self.handoff_seconds = Histogram(
+            "kvduplex_router_handoff_seconds", "From the prefill engine's answer to the request to the decode engine.",
+            buckets=_SECONDS, registry=self.registry,
+        )  # fmt: skip
+        self.prompt_tokens = Counter(
+            "kvduplex_router_prompt_tokens", "Prompt tokens as the hop that computed the prompt reported them.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.cached_tokens = Counter(
+            "kvduplex_router_cached_tokens", "Of those, tokens that were not computed again.", registry=self.registry
+        )
+        self.prompt_mismatches = Counter(
+            "kvduplex_router_prompt_mismatches", "Turns in which both hops counted different prompt tokens.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.registry.register(_Live(fleet, gauges))
+
+    def render(self) -> bytes:
+        """The text exposition."""
+        return generate_latest(self.registry)
+
+
+class _Live(Collector):
+    """Values that are read rather than counted."""
+
+    def __init__(self, fleet: Fleet, gauges: Gauges) -> None:
+        self._fleet = fleet
+        self._gauges = gauges
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Read them."""
+        labels = ["engine", "role"]
+        flight = GaugeMetricFamily("kvduplex_router_in_flight", "Requests at an engine.", labels=labels)
+        up = GaugeMetricFamily("kvduplex_router_engine_up", "1 while /health answers.", labels=labels)
+        breaker = GaugeMetricFamily("kvduplex_router_breaker_open", "1 while the engine is left alone.", labels=labels)
+        for engine in self._fleet.engines:
+            where = [engine.name, engine.role.value]
+            flight.add_metric(where, engine.in_flight)
+            up.add_metric(where, float(engine.health is EngineHealth.UP))
+            breaker.add_metric(where, float(engine.breaker.state is not BreakerState.CLOSED))
+        yield from (flight, up, breaker)
+        for name, value in self._gauges().items():
+            yield GaugeMetricFamily(f"kvduplex_router_{name}", name.replace("_", " ").capitalize() + ".", value=value)
