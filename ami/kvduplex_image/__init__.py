@@ -1,0 +1,1 @@
+"""Describes machine images once, and renders them for Packer, for EC2 Image Builder and for the tests."""
