@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -90,47 +90,58 @@ class RegionMap(Generic[_Key]):
         Raises:
             InvalidDescriptorError: A block lies in no region, or the list mixes memory types.
         """
-        devices = np.unique(blocks[:, 2]).tolist()
         for memory_type in MemoryType:
-            found = [self._touched(memory_type, device, blocks) for device in devices]
-            if all(keys is not None for keys in found):
-                return Located(memory_type, frozenset(key for keys in found for key in keys or ()))
+            keys = self._keys(memory_type, blocks)
+            if keys is not None:
+                return Located(memory_type, keys)
         raise InvalidDescriptorError(self._explain(blocks, side))
 
-    def _touched(self, memory_type: MemoryType, device: int, blocks: DescriptorArray) -> Sequence[_Key] | None:
-        """Keys of the regions that hold every block of `device`, or None when one lies outside."""
+    def _keys(self, memory_type: MemoryType, blocks: DescriptorArray) -> frozenset[_Key] | None:
+        """Keys of the regions that hold every block, or None when one lies outside."""
+        first = int(blocks[0, 2])
+        if (blocks[:, 2] == first).all():
+            return self._keys_on(memory_type, first, blocks)
+        keys: frozenset[_Key] = frozenset()
+        for device in np.unique(blocks[:, 2]).tolist():
+            found = self._keys_on(memory_type, device, blocks[blocks[:, 2] == device])
+            if found is None:
+                return None
+            keys |= found
+        return keys
+
+    def _keys_on(self, memory_type: MemoryType, device: int, rows: DescriptorArray) -> frozenset[_Key] | None:
         place = (memory_type, device)
         space = self._spaces.get(place)
         if space is None or not space.starts:
             return None
-        rows = blocks[blocks[:, 2] == device]
-        index = self._index(place, rows)
-        if index is None:
+        starts, ends = self._bounds(place)
+        index = np.searchsorted(starts, rows[:, 0], side="right")
+        lowest, highest = int(index.min()), int(index.max())
+        if lowest == 0:
             return None
-        return [space.keys[i] for i in np.unique(index).tolist()]
-
-    def _index(self, place: tuple[MemoryType, int], rows: DescriptorArray) -> NDArray[np.intp] | None:
-        if place not in self._arrays:
-            self._arrays[place] = self._spaces[place].arrays()
-        starts, ends = self._arrays[place]
-        index = np.searchsorted(starts, rows[:, 0], side="right") - 1
-        if (index < 0).any():
-            return None
+        end = ends[index - 1]
         # Compared by what is left of the region, since address + length could wrap around.
-        outside = (rows[:, 0] >= ends[index]) | (rows[:, 1] > ends[index] - rows[:, 0])
-        return None if outside.any() else index
+        if ((rows[:, 0] >= end) | (rows[:, 1] > end - rows[:, 0])).any():
+            return None
+        if lowest == highest:
+            return frozenset((space.keys[lowest - 1],))
+        return frozenset(space.keys[i - 1] for i in np.unique(index).tolist())
+
+    def _bounds(self, place: tuple[MemoryType, int]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        bounds = self._arrays.get(place)
+        if bounds is None:
+            bounds = self._arrays[place] = self._spaces[place].arrays()
+        return bounds
 
     def _explain(self, blocks: DescriptorArray, side: str) -> str:
         for position, (address, length, device) in enumerate(blocks.tolist()):
-            if not self._holds(blocks[position : position + 1], device):
+            row = blocks[position : position + 1]
+            if all(self._keys_on(memory_type, device, row) is None for memory_type in MemoryType):
                 return (
                     f"{side} block {position} (address {address:#x}, {length} bytes, device {device}) lies outside "
                     f"registered memory{self._nearest(address, device)}"
                 )
         return f"{side} blocks mix memory types; read each type on its own"
-
-    def _holds(self, row: DescriptorArray, device: int) -> bool:
-        return any(self._touched(memory_type, device, row) is not None for memory_type in MemoryType)
 
     def _nearest(self, address: int, device: int) -> str:
         bounds = [

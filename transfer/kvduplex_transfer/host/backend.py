@@ -7,9 +7,20 @@ import sys
 from collections.abc import Sequence
 
 from kvduplex_transfer.engine import engine_plan
-from kvduplex_transfer.host.options import HostOptions
+from kvduplex_transfer.host.options import HTTP_PORTS, SIDE_CHANNEL_PORTS, HostOptions
 from kvduplex_transfer.host.plan import engine_cores, engine_environment, engine_options
-from kvduplex_transfer.interface import EnginePlan, MemoryType, NixlSettings, RecipeLike, Role
+from kvduplex_transfer.host.probe import probe
+from kvduplex_transfer.interface import (
+    EnginePlan,
+    Host,
+    HostReport,
+    MemoryType,
+    NixlSettings,
+    RecipeLike,
+    Role,
+    TransferAgent,
+)
+from kvduplex_transfer.opening import open_agent, refuse_fallback
 
 __all__ = ["HostBackend"]
 
@@ -20,16 +31,31 @@ class HostBackend:
     Args:
         cores: Cores that engines may use; those this process may run on when not given.
         interpreter: Python that has vLLM and NIXL installed.
+        network_devices: Interfaces that agents opened here speak and listen on, as UCX names them: ``lo`` reaches
+            this machine alone, ``eth0`` or ``all`` reach others. UCX over TCP has no authentication.
     """
 
-    def __init__(self, *, cores: Sequence[int] | None = None, interpreter: str = sys.executable) -> None:
+    def __init__(
+        self,
+        *,
+        cores: Sequence[int] | None = None,
+        interpreter: str = sys.executable,
+        network_devices: str = "lo",
+    ) -> None:
         self._cores = tuple(sorted(os.sched_getaffinity(0) if cores is None else cores))
         self._interpreter = interpreter
+        self._network_devices = network_devices
 
     @property
     def name(self) -> str:
         """``host``."""
         return "host"
+
+    def probe(self, host: Host) -> HostReport:
+        """Report what `host` has for CPU engines and what is wrong with it."""
+        ports = {f"{role} http": port for role, port in HTTP_PORTS.items()}
+        ports |= {f"{role} side channel": port for role, port in SIDE_CHANNEL_PORTS.items()}
+        return probe(host, cores=len(self._cores), interpreter=self._interpreter, ports=ports)
 
     def nixl_settings(self) -> NixlSettings:
         """UCX over TCP and shared memory, host memory."""
@@ -37,9 +63,22 @@ class HostBackend:
             backends={"UCX": {}},
             memory_type=MemoryType.DRAM,
             kv_buffer_device="cpu",
-            # Named so that UCX does not spend seconds probing devices that a CPU host lacks.
-            environment={"UCX_TLS": "tcp,self,sm"},
+            environment={
+                # Named so that UCX does not spend seconds probing devices that a CPU host lacks.
+                "UCX_TLS": "tcp,self,sm",
+                "UCX_NET_DEVICES": self._network_devices,
+                # UCX would write its warnings to stdout, between a command's results.
+                "UCX_LOG_FILE": "stderr",
+            },
         )
+
+    def verify_agent(self, agent: TransferAgent) -> None:
+        """Refuse an agent without UCX, or whose UCX does not move host memory.
+
+        Raises:
+            SilentFallbackError: It is one.
+        """
+        refuse_fallback(agent, self.nixl_settings())
 
     def engine_plan(self, recipe: RecipeLike, role: Role, index: int = 0) -> EnginePlan:
         """Command and environment that start the `index`-th engine of `role`; see `HostOptions` for its settings.
@@ -58,3 +97,12 @@ class HostBackend:
             environment=engine_environment(options, cores=cores, settings=settings),
             interpreter=self._interpreter,
         )
+
+    def open(self, name: str) -> TransferAgent:
+        """Open an agent over host memory.
+
+        Raises:
+            BackendUnavailableError: NIXL or its UCX plugin is missing.
+            SilentFallbackError: `verify_agent` refused it.
+        """
+        return open_agent(self, name)

@@ -37,6 +37,8 @@ class HostOptions(BaseModel):
     """Address of all of the engine's servers."""
     advertised_host: str | None = None
     """Address peers dial; `bind_host` when not given."""
+    network_devices: str | None = Field(default=None, min_length=1)
+    """Interfaces that carry KV, as UCX names them; ``lo`` when `bind_host` is a loopback address, else ``all``."""
     http_port: int | None = Field(default=None, ge=1, le=65535)
     side_channel_port: int | None = Field(default=None, ge=1, le=65535)
     lease_port: int | None = Field(default=None, ge=1, le=65535)
@@ -97,6 +99,12 @@ class HostOptions(BaseModel):
     def kv_cache_bytes(self) -> int:
         """`kv_space_gib` in bytes."""
         return round(self.kv_space_gib * _GIB)
+
+    @property
+    def ucx_devices(self) -> str:
+        """`network_devices` with its default filled in."""
+        loopback = self.bind_host.startswith("127.") or self.bind_host in {"::1", "localhost"}
+        return self.network_devices or ("lo" if loopback else "all")
 
     def engines(self, role: Role) -> int:
         """Engines of `role` on this machine."""

@@ -53,13 +53,14 @@ def engine_environment(options: HostOptions, *, cores: Sequence[int], settings: 
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "KMP_BLOCKTIME": "0",
         **settings.environment,
+        "UCX_NET_DEVICES": options.ucx_devices,
         **options.environment,
     }
 
 
 def _values(options: HostOptions, *, model: str, role: Role, index: int, settings: NixlSettings) -> dict[str, Any]:
     own = {"bind_host", "advertised_host", "http_port", "side_channel_port", "lease_port", "prefill_engines"}
-    own |= {"decode_engines", "cores_per_engine", "kv_space_gib", "environment"}
+    own |= {"decode_engines", "cores_per_engine", "kv_space_gib", "environment", "network_devices"}
     return options.model_dump(exclude=own) | {
         "role": role,
         "model": model,
