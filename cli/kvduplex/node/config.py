@@ -25,6 +25,7 @@ __all__ = [
     "EngineSettings",
     "KeySource",
     "Keys",
+    "Launch",
     "Leases",
     "Logging",
     "Model",
@@ -129,7 +130,8 @@ class EngineSettings(_Section):
     lease_port: Port | None = None
     advertised_host: str | None = None
     """Address peers dial; the machine's primary private address when not given."""
-    connector: Literal["leased", "stock"] = "leased"
+    connector: Literal["leased", "stock"] | None = None
+    """KV connector; the recipe's own when not given."""
     start_timeout_s: Annotated[int, Field(ge=1, le=86_400)] = 7200
     """Longest time from start to readiness; a first compile on Neuron takes tens of minutes."""
     options: Mapping[str, Any] = Field(default_factory=dict)
@@ -239,6 +241,19 @@ class Drain(_Section):
         return self
 
 
+class Launch(_Section):
+    """Whom a machine of an Auto Scaling group tells that it is ready, or broken."""
+
+    lifecycle_hook: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_/-]{1,255}$")]
+    """Hook of `Drain.group` that holds the machine back until it is ready."""
+    stack: Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9-]{0,127}$")]
+    """CloudFormation stack that waits for its signal."""
+    resource: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]{1,255}$")]
+    """Logical id of the group in that stack."""
+    fault_after_s: Annotated[int, Field(ge=30, le=86_400)] = 300
+    """How long a service that was ready may be silent before the machine has itself replaced."""
+
+
 class NodeConfig(_Section):
     """Everything one machine must know to take its place in a cluster."""
 
@@ -261,6 +276,7 @@ class NodeConfig(_Section):
     leases: Leases = Leases()
     logging: Logging = Logging()
     drain: Drain = Drain()
+    launch: Launch | None = None
 
     @field_validator("role", mode="before")
     @classmethod

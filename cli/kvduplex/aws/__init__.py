@@ -1,0 +1,1 @@
+"""What a machine of an AWS cluster tells its Auto Scaling group, its stack and CloudWatch about itself."""

@@ -1,0 +1,5 @@
+"""``python -m kvduplex.aws``: the agent."""
+
+from kvduplex.aws.agent import main
+
+main()
