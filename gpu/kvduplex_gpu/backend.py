@@ -5,9 +5,21 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from kvduplex_gpu.memory import CudaDriver, GpuBuffer
 from kvduplex_gpu.options import OWN_SETTINGS, GpuOptions, Transport
 from kvduplex_gpu.probe import probe
-from kvduplex_transfer.interface import EnginePlan, Host, HostReport, MemoryType, NixlSettings, RecipeLike, Role
+from kvduplex_transfer.hostchecks.rails import refuse_without_cuda, refuse_without_rails
+from kvduplex_transfer.interface import (
+    EnginePlan,
+    Host,
+    HostReport,
+    MemoryType,
+    NixlSettings,
+    RecipeLike,
+    Role,
+    TransferAgent,
+)
+from kvduplex_transfer.opening import open_agent, refuse_fallback
 from kvduplex_transfer.recipes import Catalogue, accelerator_plan
 
 __all__ = ["GpuBackend", "gpu_recipes"]
@@ -26,6 +38,7 @@ class GpuBackend:
     def __init__(self, *, interpreter: str = sys.executable, transport: Transport = Transport.EFA) -> None:
         self._interpreter = interpreter
         self._transport = transport
+        self._driver: CudaDriver | None = None
 
     @property
     def name(self) -> str:
@@ -39,6 +52,18 @@ class GpuBackend:
     def nixl_settings(self) -> NixlSettings:
         """LIBFABRIC over EFA, or UCX; GPU memory either way."""
         return _settings(self._transport)
+
+    def verify_agent(self, agent: TransferAgent) -> None:
+        """Refuse an agent that does not reach GPU memory the way it was asked to.
+
+        Raises:
+            SilentFallbackError: The plugin did not start, came up without GPU memory, or on another provider.
+        """
+        refuse_fallback(agent, self.nixl_settings())
+        if self._transport is Transport.EFA:
+            refuse_without_rails(agent.name)
+        else:
+            refuse_without_cuda(agent.name)
 
     def engine_plan(self, recipe: RecipeLike, role: Role, index: int = 0) -> EnginePlan:
         """Command and environment that start the `index`-th engine of `role`; see `GpuOptions` for its settings.
@@ -59,6 +84,29 @@ class GpuBackend:
             interpreter=self._interpreter,
             where=where,
         )
+
+    def open(self, name: str) -> TransferAgent:
+        """Open an agent over GPU memory; CUDA is initialised first, as NIXL's plugins look for its contexts.
+
+        Raises:
+            BackendUnavailableError: CUDA, NIXL or its plugin is missing.
+            SilentFallbackError: `verify_agent` refused it.
+        """
+        self._started()
+        return open_agent(self, name)
+
+    def allocate(self, length: int, device_id: int = 0) -> GpuBuffer:
+        """GPU memory for benchmarks and hardware tests; see `CudaDriver.allocate`.
+
+        Raises:
+            BackendUnavailableError: CUDA is missing, or the GPU has too little memory.
+        """
+        return self._started().allocate(length, device_id)
+
+    def _started(self) -> CudaDriver:
+        if self._driver is None:
+            self._driver = CudaDriver()
+        return self._driver
 
 
 def gpu_recipes() -> Catalogue:

@@ -5,10 +5,22 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from kvduplex_neuron.memory import NeuronBuffer, NeuronRuntime
 from kvduplex_neuron.options import OWN_SETTINGS, NeuronOptions
 from kvduplex_neuron.probe import probe
 from kvduplex_transfer.engine_options import ConnectorKind
-from kvduplex_transfer.interface import EnginePlan, Host, HostReport, MemoryType, NixlSettings, RecipeLike, Role
+from kvduplex_transfer.hostchecks.rails import refuse_without_rails
+from kvduplex_transfer.interface import (
+    EnginePlan,
+    Host,
+    HostReport,
+    MemoryType,
+    NixlSettings,
+    RecipeLike,
+    Role,
+    TransferAgent,
+)
+from kvduplex_transfer.opening import open_agent, refuse_fallback
 from kvduplex_transfer.recipes import Catalogue, accelerator_plan
 
 __all__ = ["NeuronBackend", "neuron_recipes"]
@@ -25,6 +37,7 @@ class NeuronBackend:
 
     def __init__(self, *, interpreter: str = sys.executable) -> None:
         self._interpreter = interpreter
+        self._runtime: NeuronRuntime | None = None
 
     @property
     def name(self) -> str:
@@ -55,6 +68,15 @@ class NeuronBackend:
             },
         )
 
+    def verify_agent(self, agent: TransferAgent) -> None:
+        """Refuse an agent that does not reach device memory over EFA.
+
+        Raises:
+            SilentFallbackError: LIBFABRIC did not start, came up without device memory, or on another provider.
+        """
+        refuse_fallback(agent, self.nixl_settings())
+        refuse_without_rails(agent.name)
+
     def engine_plan(self, recipe: RecipeLike, role: Role, index: int = 0) -> EnginePlan:
         """Command and environment that start the `index`-th engine of `role`; see `NeuronOptions` for its settings.
 
@@ -74,6 +96,29 @@ class NeuronBackend:
             interpreter=self._interpreter,
             where=where,
         )
+
+    def open(self, name: str) -> TransferAgent:
+        """Open an agent over device memory; the runtime is started first, as NIXL needs it.
+
+        Raises:
+            BackendUnavailableError: The runtime, NIXL or its LIBFABRIC plugin is missing.
+            SilentFallbackError: `verify_agent` refused it.
+        """
+        self._started()
+        return open_agent(self, name)
+
+    def allocate(self, length: int, device_id: int = 0) -> NeuronBuffer:
+        """Device memory for benchmarks and hardware tests; see `NeuronRuntime.allocate`.
+
+        Raises:
+            BackendUnavailableError: The runtime is missing, or the core has too little memory.
+        """
+        return self._started().allocate(length, device_id)
+
+    def _started(self) -> NeuronRuntime:
+        if self._runtime is None:
+            self._runtime = NeuronRuntime()
+        return self._runtime
 
 
 def neuron_recipes() -> Catalogue:

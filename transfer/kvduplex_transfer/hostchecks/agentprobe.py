@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
+
+from kvduplex_transfer.hostchecks.rails import open_rails
 
 __all__ = ["main"]
 
@@ -32,22 +33,10 @@ def _open(backend: str) -> dict[str, Any]:
             outcome["error"] = f"NIXL has no plugin {backend}"
         else:
             outcome["memory_types"] = sorted(agent.get_backend_mem_types(backend))
-            outcome["rails"] = _open_verbs()
+            outcome["rails"] = open_rails()
     except Exception as error:  # noqa: BLE001 - the boundary of this process: whatever it was is the answer
         outcome["error"] = f"{type(error).__name__}: {error}"
     return outcome
-
-
-def _open_verbs() -> int:
-    links = (_target(entry) for entry in Path("/proc/self/fd").iterdir())
-    return len({link for link in links if link.startswith("/dev/infiniband/uverbs")})
-
-
-def _target(entry: Path) -> str:
-    try:
-        return str(entry.readlink())
-    except OSError:  # the descriptor of the listing itself is gone by now
-        return ""
 
 
 if __name__ == "__main__":
