@@ -8,14 +8,16 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from fastapi import FastAPI
 
 from kvduplex_router.api.app import Front, build_app
 from kvduplex_router.api.operations import operations_router
+from kvduplex_router.api.protocol import client_protocol
 from kvduplex_router.api.turns import TurnEndpoint
 from kvduplex_router.clock import Clock
-from kvduplex_router.config import RouterConfig
+from kvduplex_router.config import Reuse, RouterConfig
 from kvduplex_router.conversations.conversations import Conversations
 from kvduplex_router.conversations.leases import LeaseKeeper, LeaseService
 from kvduplex_router.conversations.store import MemoryStore
@@ -29,6 +31,7 @@ from kvduplex_router.pd.turn import TurnPolicy, TurnRunner
 from kvduplex_router.routing.admission import Admission
 from kvduplex_router.routing.picker import LeastInFlight
 from kvduplex_router.telemetry.metrics import Metrics
+from kvduplex_transfer.leases.client import AsyncLeaseClient
 
 __all__ = ["Router", "compose"]
 
@@ -46,6 +49,7 @@ class Router:
         keeper: Who renews their leases.
         metrics: Its instruments.
         prober: Who probes the engines.
+        protocol: uvicorn's ``http`` setting.
     """
 
     asgi: Front
@@ -56,10 +60,14 @@ class Router:
     keeper: LeaseKeeper
     metrics: Metrics
     prober: HealthProber
+    protocol: Any
 
 
 def compose(
-    config: RouterConfig, *, clock: Clock = time.monotonic, lease_service: Callable[[str], LeaseService] | None = None
+    config: RouterConfig,
+    *,
+    clock: Clock = time.monotonic,
+    lease_service: Callable[[str], LeaseService] = AsyncLeaseClient,
 ) -> Router:
     """Build a router; must run inside the event loop that will serve it.
 
@@ -71,13 +79,21 @@ def compose(
     watchdog = Watchdog()
     fleet = build_fleet(config, watchdog=watchdog, clock=clock)
     settings = config.conversations
+    leased = config.reuse in (Reuse.AUTO, Reuse.LEASED)
     store = MemoryStore(
         max_count=settings.max_count,
         max_bytes=settings.max_bytes,
         max_age_s=settings.decoder_kv_blocks_ttl_s,
         clock=clock,
     )
-    keeper = LeaseKeeper(ttl_s=settings.lease_ttl_s, clock=clock, connect=lease_service or _no_lease_service)
+    by_endpoint = {e.address.lease_endpoint: e for e in fleet.decode if e.address.lease_endpoint} if leased else {}
+    keeper = LeaseKeeper(
+        endpoints=by_endpoint,
+        ttl_s=settings.lease_ttl_s,
+        clock=clock,
+        connect=lease_service,
+        on_identity=lambda endpoint, identity: by_endpoint[endpoint].identify("lease", identity),
+    )
     conversations = Conversations(
         fleet=fleet, store=store, keeper=keeper, reuse=config.reuse, config=settings, clock=clock
     )
@@ -101,7 +117,12 @@ def compose(
         prefill=PrefillHop(
             clock=clock, answer_limit=config.limits.answer_bytes, keep_forcing=config.forced_output_on_prefill
         ),
-        answer=AnswerHop(clock=clock, answer_limit=config.limits.answer_bytes, frame_limit=config.limits.frame_bytes),
+        answer=AnswerHop(
+            clock=clock,
+            answer_limit=config.limits.answer_bytes,
+            frame_limit=config.limits.frame_bytes,
+            metrics=metrics,
+        ),
         metrics=metrics,
         policy=TurnPolicy(config.on_no_prefill, config.retries, settings.prefill_ttl_s, settings.lease_ttl_s),
         clock=clock,
@@ -122,10 +143,11 @@ def compose(
             fleet.close()
             watchdog.close()
 
+    protocol = client_protocol(watchdog, header_s=config.timeouts.header_s)
     app = build_app(
         endpoints=endpoints, operations=operations_router(fleet, metrics), lifespan=lifespan, version=_version()
     )
-    return Router(Front(app, endpoints), app, fleet, conversations, store, keeper, metrics, prober)
+    return Router(Front(app, endpoints), app, fleet, conversations, store, keeper, metrics, prober, protocol)
 
 
 def _version() -> str:
@@ -133,7 +155,3 @@ def _version() -> str:
         return version("kvduplex")
     except PackageNotFoundError:
         return "0"
-
-
-def _no_lease_service(endpoint: str) -> LeaseService:
-    raise RuntimeError(f"no lease client for {endpoint}")

@@ -32,7 +32,7 @@ def config_from_argv(argv: Sequence[str]) -> RouterConfig:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kvduplex_router", description="KV-cache-aware router for vLLM engines.")
+    parser = argparse.ArgumentParser(prog="kvduplex router", description="KV-cache-aware router for vLLM engines.")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file; flags override it")
     parser.add_argument("--listen", metavar="HOST:PORT", help="address to serve on (127.0.0.1:8000)")
     parser.add_argument("--prefill", action="append", default=[], metavar="URL", help="prefill engine; repeatable")

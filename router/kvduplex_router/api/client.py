@@ -6,25 +6,55 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from kvduplex_router.api.receive import ClientGoneError, discard_body, until_gone
-from kvduplex_router.api.reply import Receive, Reply, Send, rendered_error
-from kvduplex_router.errors import RouterError
-from kvduplex_router.http.watchdog import Watchdog
+from kvduplex_router.api.protocol import CONNECTION, ClientProtocol
+from kvduplex_router.api.receive import ClientGoneError, discard_body, read_body, until_gone
+from kvduplex_router.api.reply import Receive, Reply, Scope, Send, rendered_error
+from kvduplex_router.errors import RequestTimeoutError, RouterError
+from kvduplex_router.http.watchdog import NEVER, Watchdog
 
 __all__ = ["Client"]
 
 
 class Client:
-    """An ASGI client; used by the one task that serves it."""
+    """An ASGI client, served by the task that made this object; `close` it when done.
 
-    __slots__ = ("_gone", "_task", "_watchdog", "receive", "reply")
+    Args:
+        scope: The request.
+        receive: Its body.
+        send: Its answer.
+        write_s: Seconds the client may take to make room for more of the answer.
+        watchdog: Watches that.
+    """
 
-    def __init__(self, receive: Receive, send: Send, *, write_s: float, watchdog: Watchdog) -> None:
+    __slots__ = ("_connection", "_error", "_task", "_watchdog", "_watcher", "headers", "receive", "reply")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, write_s: float, watchdog: Watchdog) -> None:
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.receive = receive
-        self.reply = Reply(send, write_s=write_s, on_stalled=self._leave)
+        self.reply = Reply(send, write_s=write_s, on_stalled=self._stalled)
+        self._connection: ClientProtocol | None = scope.get(CONNECTION)
         self._watchdog = watchdog
-        self._task: asyncio.Task[Any] | None = None
-        self._gone = False
+        self._task = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+        self._error: Exception | None = None
+        watchdog.add(self.reply)
+
+    async def body(self, *, limit: int, timeout_s: float) -> bytes:
+        """The request body.
+
+        Raises:
+            BodyTooLargeError: It is, or claims to be, larger than `limit` bytes.
+            RequestTimeoutError: It did not arrive within `timeout_s`.
+            ClientGoneError: The client left.
+        """
+        self.reply.expect(timeout_s)
+        try:
+            return await read_body(self.receive, self.headers, limit=limit)
+        except asyncio.CancelledError:
+            self._translate()
+            raise
+        finally:
+            self.reply.deadline = NEVER
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`, cancelling it when the client goes.
@@ -32,20 +62,16 @@ class Client:
         Raises:
             ClientGoneError: The client went.
         """
-        self._task = asyncio.current_task()
-        watcher = asyncio.get_running_loop().create_task(until_gone(self.receive))
-        watcher.add_done_callback(self._disconnected)
-        self._watchdog.add(self.reply)
+        if self._connection is not None:
+            self._connection.on_gone = self._left
+        else:
+            self._watcher = asyncio.get_running_loop().create_task(until_gone(self.receive))
+            self._watcher.add_done_callback(self._disconnected)
         try:
             await work
         except asyncio.CancelledError:
-            if self._gone and self._task is not None and self._task.uncancel() == 0:
-                raise ClientGoneError from None
+            self._translate()
             raise
-        finally:
-            self._task = None
-            self._watchdog.discard(self.reply)
-            watcher.cancel()
 
     async def refuse_unread(self, error: RouterError, headers: Mapping[str, str]) -> None:
         """Refuse a request whose body was not read to its end, in a way that lets the client read why."""
@@ -56,11 +82,38 @@ class Client:
         await discard_body(self.receive)
         await self.reply.end()
 
-    def _disconnected(self, watcher: asyncio.Task[None]) -> None:
-        if not watcher.cancelled() and not self.reply.ended:
-            self._leave()
+    def close(self) -> None:
+        """Stop watching."""
+        self._task = None
+        self._watchdog.discard(self.reply)
+        if self._connection is not None:
+            self._connection.on_gone = None
+        if self._watcher is not None:
+            self._watcher.cancel()
 
-    def _leave(self) -> None:
-        if self._task is not None and not self._gone:
-            self._gone = True
+    def _translate(self) -> None:
+        """Raise what this object cancelled the task for; return when someone else cancelled it."""
+        if self._error is not None and self._task is not None:
+            self._task.uncancel()
+            raise self._error from None
+
+    def _disconnected(self, watcher: asyncio.Task[None]) -> None:
+        if not watcher.cancelled():
+            self._left()
+
+    def _left(self) -> None:
+        if not self.reply.ended:
+            self._cancel(ClientGoneError("the client closed its connection"))
+
+    def _stalled(self) -> None:
+        started = self.reply.started
+        self._cancel(ClientGoneError("the client stopped reading") if started else _upload_timeout())
+
+    def _cancel(self, error: Exception) -> None:
+        if self._task is not None and self._error is None:
+            self._error = error
             self._task.cancel()
+
+
+def _upload_timeout() -> RequestTimeoutError:
+    return RequestTimeoutError("the request body did not arrive in time")

@@ -1,4 +1,4 @@
-"""Reads request bodies within bounds, and notices when a client leaves."""
+"""Reads request bodies within bounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from kvduplex_router.api.reply import Receive
-from kvduplex_router.errors import BodyTooLargeError, RequestTimeoutError
+from kvduplex_router.errors import BodyTooLargeError
 
 __all__ = ["ClientGoneError", "discard_body", "read_body", "until_gone"]
 
@@ -18,45 +18,28 @@ class ClientGoneError(Exception):
     """The client closed its connection."""
 
 
-async def read_body(receive: Receive, headers: dict[bytes, bytes], *, limit: int, timeout_s: float) -> bytes:
+async def read_body(receive: Receive, headers: dict[bytes, bytes], *, limit: int) -> bytes:
     """The whole request body.
 
     Raises:
         BodyTooLargeError: It is, or claims to be, larger than `limit` bytes; nothing beyond that was kept.
-        RequestTimeoutError: It did not arrive within `timeout_s`.
         ClientGoneError: The client left.
     """
     declared = headers.get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
-    first = await _next(receive, timeout_s)
-    if not first[1]:
-        return first[0] if len(first[0]) <= limit else _refuse(limit)
-    return await _rest(receive, first[0], limit, timeout_s)
-
-
-async def _rest(receive: Receive, start: bytes, limit: int, timeout_s: float) -> bytes:
-    parts, size, more = [start], len(start), True
-    deadline = asyncio.get_running_loop().time() + timeout_s
+    parts: list[bytes] = []
+    size, more = 0, True
     while more:
-        if size > limit:
-            raise _too_large(limit)
-        left = deadline - asyncio.get_running_loop().time()
-        part, more = await _next(receive, max(left, 0.0))
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGoneError
+        part, more = message.get("body", b""), message.get("more_body", False)
         parts.append(part)
         size += len(part)
-    return b"".join(parts) if size <= limit else _refuse(limit)
-
-
-async def _next(receive: Receive, timeout_s: float) -> tuple[bytes, bool]:
-    try:
-        async with asyncio.timeout(timeout_s):
-            message = await receive()
-    except TimeoutError:
-        raise RequestTimeoutError("the request body did not arrive in time") from None
-    if message["type"] != "http.request":
-        raise ClientGoneError
-    return message.get("body", b""), message.get("more_body", False)
+        if size > limit:
+            raise _too_large(limit)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def discard_body(receive: Receive) -> None:
@@ -77,10 +60,6 @@ async def until_gone(receive: Receive) -> None:
     """Return when the client closes its connection, or when the answer is complete."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _refuse(limit: int) -> bytes:
-    raise _too_large(limit)
 
 
 def _too_large(limit: int) -> BodyTooLargeError:

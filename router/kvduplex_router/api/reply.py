@@ -24,7 +24,7 @@ class Reply:
     Args:
         send: The ASGI send.
         write_s: Seconds a client may take to make room for more.
-        on_stalled: Called when it takes longer.
+        on_stalled: Called when it takes longer, or longer than `expect` said.
 
     Attributes:
         started: The status was sent.
@@ -65,8 +65,12 @@ class Reply:
         await self.start(status, content_type, {**headers, "content-length": str(len(body))})
         await self.end(body)
 
+    def expect(self, seconds: float) -> None:
+        """Set a deadline for what the client is to do next."""
+        self.deadline = self._loop.time() + seconds
+
     def on_deadline(self) -> None:
-        """The client has not read for too long."""
+        """The client has not done its part for too long."""
         self.deadline = NEVER
         if self._on_stalled is not None:
             self._on_stalled()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 from typing import Final
 
 from kvduplex_router.api.client import Client
-from kvduplex_router.api.receive import ClientGoneError, read_body
+from kvduplex_router.api.receive import ClientGoneError
 from kvduplex_router.api.reply import Receive, Scope, Send, send_error
 from kvduplex_router.config import RouterConfig
 from kvduplex_router.conversations.keys import checked_conversation_id
@@ -28,9 +29,13 @@ _log = logging.getLogger("kvduplex.router.turn")
 _TRACE: Final = (b"traceparent", b"tracestate")
 
 
+_PREFIX: Final = secrets.token_hex(8)
+_numbers: Final = itertools.count(1)
+
+
 def new_request_id() -> str:
-    """A fresh id for one turn."""
-    return secrets.token_hex(16)
+    """A fresh id for one turn: 64 random bits of this process, then a number."""
+    return f"{_PREFIX}{next(_numbers):016x}"
 
 
 class TurnEndpoint:
@@ -50,11 +55,11 @@ class TurnEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        client = Client(receive, send, write_s=self._write_s, watchdog=self._watchdog)
+        client = Client(scope, receive, send, write_s=self._write_s, watchdog=self._watchdog)
         receipt, request_id = Receipt(), new_request_id()
         self.in_flight += 1
         try:
-            await self._serve(scope, client, receipt, request_id)
+            await self._serve(client, receipt, request_id)
         except RouterError as error:
             await self._refuse(error, client, receipt, request_id)
         except BrokenStreamError as error:
@@ -70,13 +75,13 @@ class TurnEndpoint:
             message = f"internal error; the router's log names it under turn {request_id}"
             await self._refuse(RouterError(message), client, receipt, request_id)
         finally:
+            client.close()
             self.in_flight -= 1
-            self._metrics.turns.labels(self._kind.name, receipt.plan, receipt.outcome).inc()
+            self._metrics.turns.inc(self._kind.name, receipt.plan, receipt.outcome)
 
-    async def _serve(self, scope: Scope, client: Client, receipt: Receipt, request_id: str) -> None:
-        headers = dict(scope["headers"])
-        raw = await read_body(client.receive, headers, limit=self._limit, timeout_s=self._upload_s)
-        request = self._request(Body.parse(raw), headers, request_id)
+    async def _serve(self, client: Client, receipt: Receipt, request_id: str) -> None:
+        raw = await client.body(limit=self._limit, timeout_s=self._upload_s)
+        request = self._request(Body.parse(raw), client.headers, request_id)
         await client.while_connected(self._runner.run(request, client.reply, receipt))
 
     def _request(self, body: Body, headers: dict[bytes, bytes], request_id: str) -> TurnRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ class Conversations:
         self._keeper.hold(HeldLease(lease, endpoint, until))
 
     async def keep_params(
-        self, continuation: Continuation, engine: Engine, params: Mapping[str, Any], answer: Answer | None
+        self, continuation: Continuation, engine: Engine, params: bytes, answer: Answer | None
     ) -> None:
         """Remember a turn of a stock engine; without a digest of its answer nothing is kept."""
         if continuation.key is None or answer is None or continuation.history is None:
@@ -139,8 +139,6 @@ class Conversations:
         continuation.refusal = self._refusal(reference, continuation.history)
         if continuation.refusal is None:
             continuation.reference = reference
-            if reference.lease is not None:
-                self._keeper.let_go(reference.lease)
         else:
             self.release(reference)
         if continuation.refusal is not Refusal.ENGINE_GONE:
@@ -159,10 +157,14 @@ class Conversations:
             return Refusal.ENGINE_RESTARTED
         age = self._clock() - reference.stored_at
         if reference.lease is not None:
-            return Refusal.EXPIRED if age >= self._config.decoder_kv_blocks_ttl_s else None
+            held = self._keeper.let_go(reference.lease)
+            return Refusal.LEASE_LOST if not held else Refusal.EXPIRED if self._lease_over(age) else None
         if age >= self._config.reference_ttl_s:
             return Refusal.EXPIRED
         return stock_refusal(reference, history)
+
+    def _lease_over(self, age_s: float) -> bool:
+        return age_s >= self._config.decoder_kv_blocks_ttl_s
 
     def _reference(self, engine: Engine, turns: int, **what: Any) -> Reference:
         return Reference(engine.name, engine.generation, self._clock(), turns, **what)

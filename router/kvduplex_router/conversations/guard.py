@@ -16,6 +16,7 @@ class Refusal(StrEnum):
 
     FIRST_TURN = "first_turn"
     EXPIRED = "expired"
+    LEASE_LOST = "lease_lost"
     ENGINE_GONE = "engine_gone"
     ENGINE_RESTARTED = "engine_restarted"
     HISTORY_CHANGED = "history_changed"

@@ -7,29 +7,45 @@ is lost costs one recomputation.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvduplex_router.clock import Clock
 
 __all__ = ["HeldLease", "LeaseKeeper", "LeaseService"]
 
 _log = logging.getLogger("kvduplex.router.leases")
-_BATCH = 512
-_RENEWALS_PER_TTL = 3
+_RENEWALS_PER_TTL: Final = 3
+_LOST_KEPT: Final = 65_536
+_GOODBYE_S: Final = 1.0
+
+
+class EngineIdentity(Protocol):
+    """What an endpoint says about itself."""
+
+    @property
+    def engine_id(self) -> str:
+        """Fresh for each start of the engine."""
 
 
 class LeaseService(Protocol):
-    """A decode engine's lease endpoint."""
+    """A decode engine's lease endpoint; `kvduplex_transfer.leases.client.AsyncLeaseClient` is one."""
 
-    async def renew(self, ids: Sequence[str], ttl_s: float) -> object:
-        """Extend leases to `ttl_s` seconds from now; ids it does not know are ignored."""
+    async def hello(self) -> EngineIdentity:
+        """Who answers."""
 
-    async def release(self, ids: Sequence[str]) -> object:
-        """Give leases back; ids it does not know are ignored."""
+    async def renew(self, lease_ids: Iterable[str], ttl_s: float | None = None) -> frozenset[str]:
+        """Extend leases; returns those still alive."""
+
+    async def release(self, lease_ids: Iterable[str]) -> frozenset[str]:
+        """Give leases back."""
+
+    async def close(self) -> None:
+        """Close the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +64,31 @@ class HeldLease:
 
 
 class LeaseKeeper:
-    """Renews and releases through one service per endpoint, opened when first needed."""
+    """Renews and releases leases, with one service per endpoint.
 
-    def __init__(self, *, ttl_s: float, clock: Clock, connect: Callable[[str], LeaseService]) -> None:
+    Args:
+        endpoints: Lease endpoints of the fleet.
+        ttl_s: Seconds a lease lives from a renewal.
+        clock: Monotonic seconds.
+        connect: Opens an endpoint.
+        on_identity: Told ``(endpoint, engine_id)`` whenever an endpoint has said who it is.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoints: Iterable[str],
+        ttl_s: float,
+        clock: Clock,
+        connect: Callable[[str], LeaseService],
+        on_identity: Callable[[str, str], None],
+    ) -> None:
         self._ttl_s = ttl_s
         self._clock = clock
-        self._connect = connect
-        self._services: dict[str, LeaseService] = {}
+        self._services = {endpoint: connect(endpoint) for endpoint in endpoints}
+        self._on_identity = on_identity
         self._held: dict[str, HeldLease] = {}
+        self._lost: OrderedDict[str, None] = OrderedDict()
         self._released: dict[str, list[str]] = defaultdict(list)
         self._wake = asyncio.Event()
 
@@ -68,58 +101,87 @@ class LeaseKeeper:
         """Renew `lease` from now on."""
         self._held[lease.id] = lease
 
-    def let_go(self, lease_id: str) -> None:
-        """Stop renewing: the lease was taken for a claim."""
+    def let_go(self, lease_id: str) -> bool:
+        """Stop renewing, for the lease is taken for a claim; False when its engine is known to have dropped it."""
         self._held.pop(lease_id, None)
+        lost = lease_id in self._lost
+        self._lost.pop(lease_id, None)
+        return not lost
 
     def release(self, lease_id: str, endpoint: str) -> None:
         """Stop renewing and give the lease back soon."""
         self._held.pop(lease_id, None)
+        self._lost.pop(lease_id, None)
         self._released[endpoint].append(lease_id)
         self._wake.set()
 
     async def run(self) -> None:
-        """Renew and release until cancelled."""
-        while True:
-            await self.step()
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(self._ttl_s / _RENEWALS_PER_TTL):
-                    while True:
-                        await self._wake.wait()
-                        self._wake.clear()
-                        await self._release_all()
-            except TimeoutError:
-                continue
+        """Renew and release until cancelled; then give everything back, within a second."""
+        if not self._services:
+            return
+        try:
+            while True:
+                await self.renew_all()
+                await self._release_until(self._clock() + self._ttl_s / _RENEWALS_PER_TTL)
+        finally:
+            await self._goodbye()
 
-    async def step(self) -> None:
-        """Send what is due once."""
-        await self._release_all()
-        await self._renew_all()
-
-    async def _release_all(self) -> None:
-        released, self._released = self._released, defaultdict(list)
-        for endpoint, ids in released.items():
-            for start in range(0, len(ids), _BATCH):
-                await self._call(endpoint, "release", ids[start : start + _BATCH])
-
-    async def _renew_all(self) -> None:
+    async def renew_all(self) -> None:
+        """Renew what is due, all endpoints at once."""
+        due: dict[str, list[str]] = {endpoint: [] for endpoint in self._services}
         now = self._clock()
-        due: dict[str, list[str]] = defaultdict(list)
         for lease in list(self._held.values()):
             if lease.until <= now:
                 del self._held[lease.id]
-            else:
+            elif lease.endpoint in due:
                 due[lease.endpoint].append(lease.id)
-        for endpoint, ids in due.items():
-            for start in range(0, len(ids), _BATCH):
-                await self._call(endpoint, "renew", ids[start : start + _BATCH])
+        await asyncio.gather(*(self._renew(endpoint, ids) for endpoint, ids in due.items()))
 
-    async def _call(self, endpoint: str, what: str, ids: list[str]) -> None:
+    async def release_all(self) -> None:
+        """Give back what was released."""
+        released, self._released = self._released, defaultdict(list)
+        await asyncio.gather(*(self._release(endpoint, ids) for endpoint, ids in released.items()))
+
+    async def _release_until(self, end: float) -> None:
+        while (left := end - self._clock()) > 0:
+            self._wake.clear()
+            await self.release_all()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
+
+    async def _renew(self, endpoint: str, ids: list[str]) -> None:
+        service = self._services[endpoint]
+        try:
+            self._on_identity(endpoint, (await service.hello()).engine_id)
+            alive = await service.renew(ids, self._ttl_s) if ids else frozenset()
+        except Exception as error:  # noqa: BLE001 - a task boundary; the engine's own table stays the truth
+            _log.warning("renewing %d leases at %s failed: %s", len(ids), endpoint, error)
+            return
+        for lease_id in ids:
+            if lease_id not in alive and self._held.pop(lease_id, None) is not None:
+                self._lose(lease_id)
+
+    async def _release(self, endpoint: str, ids: list[str]) -> None:
         service = self._services.get(endpoint)
         if service is None:
-            service = self._services[endpoint] = self._connect(endpoint)
+            return
         try:
-            await (service.renew(ids, self._ttl_s) if what == "renew" else service.release(ids))
-        except Exception as error:  # noqa: BLE001 - a task boundary; the engine's table stays the truth
-            _log.warning("lease %s of %d ids at %s failed: %s", what, len(ids), endpoint, error)
+            await service.release(ids)
+        except Exception as error:  # noqa: BLE001 - a task boundary; leases end by themselves
+            _log.warning("releasing %d leases at %s failed: %s", len(ids), endpoint, error)
+
+    def _lose(self, lease_id: str) -> None:
+        self._lost[lease_id] = None
+        if len(self._lost) > _LOST_KEPT:
+            self._lost.popitem(last=False)
+
+    async def _goodbye(self) -> None:
+        for lease in self._held.values():
+            self._released[lease.endpoint].append(lease.id)
+        self._held.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GOODBYE_S):
+                await self.release_all()
+        for service in self._services.values():
+            await service.close()

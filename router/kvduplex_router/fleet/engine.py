@@ -59,7 +59,7 @@ class Engine:
         self.in_flight = 0
         self.answered_at = float("-inf")
         self.generation = 0
-        self._identity: str | None = None
+        self._identities: dict[str, str] = {}
 
     @property
     def usable(self) -> bool:
@@ -72,10 +72,16 @@ class Engine:
         limit = self.address.max_in_flight
         return limit == 0 or self.in_flight < limit
 
-    def identify(self, identity: object) -> None:
-        """Note who answered; another identity than before means that everything the engine held is gone."""
-        if not isinstance(identity, str) or identity == self._identity:
+    def identify(self, source: str, identity: object) -> None:
+        """Note who answered; another identity than before means that everything the engine held is gone.
+
+        Args:
+            source: Where the identity was read; identities of different sources are not compared.
+            identity: What was read; anything but a string is ignored.
+        """
+        if not isinstance(identity, str):
             return
-        if self._identity is not None:
+        known = self._identities.setdefault(source, identity)
+        if known != identity:
+            self._identities[source] = identity
             self.generation += 1
-        self._identity = identity

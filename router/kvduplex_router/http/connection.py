@@ -36,13 +36,12 @@ class Connection(asyncio.Protocol):
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._parser: Any = None
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._response: Response | None = None
         self._head_bytes = 0
         self._first_byte_s = 0.0
         self._idle_s = 0.0
         self.deadline = NEVER
-        self.reused = False
         self.received = False
         self.closed = False
 
@@ -58,7 +57,6 @@ class Connection(asyncio.Protocol):
         """
         assert self._transport is not None and self._response is None  # noqa: S101, PT018 - the pool's own invariant
         response = self._response = Response(self)
-        self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = 0
         self.received = False
         self._first_byte_s = first_byte_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -19,6 +19,7 @@ from kvduplex_router.pd.hop import Hop, HopFailedError, open_hop, reply_members
 from kvduplex_router.pd.request import Sink, TurnRequest
 from kvduplex_router.pd.stream_filter import StreamFilter
 from kvduplex_router.pd.usage import PromptUsage, with_prompt_usage
+from kvduplex_router.telemetry.metrics import Metrics
 
 __all__ = ["AnswerHop", "Answered", "BrokenStreamError"]
 
@@ -35,13 +36,13 @@ class Answered:
     """A complete answer was passed on.
 
     Attributes:
-        params: The engine's transfer parameters, unchecked; None when it sent none.
+        params: The engine's transfer parameters as JSON, unchecked; None when it sent none.
         answer: What it generated, when that was collected.
         failed: The engine reported an error inside the stream.
         usage: Token counts as the answering engine reported them.
     """
 
-    params: Mapping[str, Any] | None
+    params: bytes | None
     answer: Answer | None
     failed: bool = False
     usage: PromptUsage = field(default_factory=PromptUsage)
@@ -50,8 +51,9 @@ class Answered:
 class AnswerHop:
     """Sends turns to the engine that answers, and passes the answer on."""
 
-    def __init__(self, *, clock: Clock, answer_limit: int, frame_limit: int) -> None:
+    def __init__(self, *, clock: Clock, answer_limit: int, frame_limit: int, metrics: Metrics) -> None:
         self._clock = clock
+        self._metrics = metrics
         self._answer_limit = answer_limit
         self._frame_limit = frame_limit
 
@@ -83,7 +85,9 @@ class AnswerHop:
             BrokenStreamError: It failed later.
         """
         message = post_request(post_head(engine.address.origin, request.kind.path), request.headers, body)
+        began = self._clock()
         hop = await open_hop(engine, message, self._clock)
+        self._metrics.hop_seconds.observe(self._clock() - began, "decode" if usage is not None else "whole")
         collector = AnswerCollector() if collect else None
         try:
             if hop.response.content_type == _EVENT_STREAM:
@@ -105,16 +109,17 @@ class AnswerHop:
     ) -> Answered:
         raw = await hop.read_all(self._answer_limit)
         members = reply_members(hop, raw)
-        params = orjson.loads(bytes(members[KV_PARAMS])) if KV_PARAMS in members else None
-        if collector is not None:
-            collector.whole(orjson.loads(raw))
-        shown = raw if params is None else Body(members, 0).render(without=(KV_PARAMS,))
+        given = members.pop(KV_PARAMS, None)
+        params = None if given is None else bytes(given)
+        shown = raw if params in (None, b"null") else Body(members, 0).render()
         if usage is not None:
             shown = with_prompt_usage(shown, usage)
-        counted = PromptUsage.parse(orjson.loads(bytes(members["usage"]))) if "usage" in members else PromptUsage()
         await sink.whole(200, "application/json", shown, headers)
-        answer = collector.result() if collector is not None else None
-        return Answered(params if isinstance(params, dict) else None, answer, usage=counted)
+        counted = PromptUsage.of_member(members.get("usage"))
+        if collector is None or params is None:
+            return Answered(params, None, usage=counted)
+        collector.whole(orjson.loads(raw))
+        return Answered(params, collector.result(), usage=counted)
 
 
 class _Relay:

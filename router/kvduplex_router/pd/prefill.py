@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import orjson
 
 from kvduplex_router.clock import Clock
 from kvduplex_router.fleet.engine import Engine
@@ -26,12 +22,12 @@ class Prefilled:
     """What a prefill engine computed.
 
     Attributes:
-        params: Transfer parameters for the decode engine, checked.
+        params: Transfer parameters for the decode engine, checked, as JSON.
         usage: Token counts.
         at: Monotonic seconds of its answer; the blocks are not kept for ever.
     """
 
-    params: Mapping[str, Any]
+    params: bytes
     usage: PromptUsage
     at: float
 
@@ -44,13 +40,13 @@ class PrefillHop:
         self._answer_limit = answer_limit
         self._keep_forcing = keep_forcing
 
-    async def run(self, request: TurnRequest, engine: Engine, params: Mapping[str, Any]) -> Prefilled:
+    async def run(self, request: TurnRequest, engine: Engine, params: bytes) -> Prefilled:
         """Have `engine` compute the prompt.
 
         Args:
             request: The turn.
             engine: Where.
-            params: Transfer parameters for it: bare, or with a claim or a reference to the last turn's KV.
+            params: Transfer parameters for it, as JSON: bare, or with a claim or a reference to the last turn's KV.
 
         Raises:
             HopFailedError: The engine failed, or its answer cannot be used.
@@ -67,10 +63,10 @@ class PrefillHop:
 
     def _read(self, hop: Hop, raw: bytes) -> Prefilled:
         members = reply_members(hop, raw)
-        found = {name: orjson.loads(bytes(members[name])) for name in (KV_PARAMS, "usage") if name in members}
+        given = members.get(KV_PARAMS)
         try:
-            params = checked_params(found.get(KV_PARAMS), hop.engine)
+            params = checked_params(None if given is None else bytes(given), hop.engine)
         except UnusableParamsError as error:
             raise hop.unusable(str(error)) from error
-        hop.engine.identify(params.get("remote_engine_id"))
-        return Prefilled(params, PromptUsage.parse(found.get("usage")), self._clock())
+        hop.engine.identify("transfer", params.identity)
+        return Prefilled(params.raw, PromptUsage.of_member(members.get("usage")), self._clock())

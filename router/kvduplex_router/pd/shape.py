@@ -7,8 +7,7 @@ template or the tokenizer stays as the client wrote it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -31,16 +30,16 @@ _FORCING: Final = frozenset({"response_format", "tool_choice"})
 _UNFORCED: Final = frozenset({"none", "auto"})
 
 
-def prefill_body(kind: ApiKind, body: Body, params: Mapping[str, Any], *, keep_forcing: bool = False) -> bytes:
+def prefill_body(kind: ApiKind, body: Body, params: bytes, *, keep_forcing: bool = False) -> bytes:
     """The prefill engine's body.
 
     Args:
         kind: The API.
         body: The client's body.
-        params: The prefill engine's transfer parameters.
+        params: The prefill engine's transfer parameters, as JSON.
         keep_forcing: Keep ``tool_choice`` and ``response_format``, for models whose template renders them.
     """
-    extra = {**client_extras(body), "stream": b"false", **kind.one_token, KV_PARAMS: orjson.dumps(params)}
+    extra = {**client_extras(body), "stream": b"false", **kind.one_token, KV_PARAMS: params}
     without = _ANSWER_ONLY | OWNED
     if not keep_forcing:
         without |= _FORCING
@@ -48,9 +47,9 @@ def prefill_body(kind: ApiKind, body: Body, params: Mapping[str, Any], *, keep_f
     return body.render(without=without, extra=extra)
 
 
-def decode_body(body: Body, params: Mapping[str, Any]) -> bytes:
+def decode_body(body: Body, params: bytes) -> bytes:
     """The decode engine's body: the client's own with the transfer parameters."""
-    return body.render(without=OWNED, extra={**client_extras(body), KV_PARAMS: orjson.dumps(params)})
+    return body.render(without=OWNED, extra={**client_extras(body), KV_PARAMS: params})
 
 
 def whole_body(body: Body) -> bytes:

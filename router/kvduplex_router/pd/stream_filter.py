@@ -5,7 +5,6 @@ Most frames are looked at with a few substring searches and passed on as they ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -33,7 +32,7 @@ class StreamFilter:
     Attributes:
         finished: The answer is complete.
         failed: The engine reported an error inside the stream.
-        params: The decode engine's transfer parameters, once seen.
+        params: The decode engine's transfer parameters as JSON, once seen.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class StreamFilter:
         self._collector = collector
         self.finished = False
         self.failed = False
-        self.params: Mapping[str, Any] | None = None
+        self.params: bytes | None = None
 
     def feed(self, block: bytes) -> bytes:
         """Look at whole frames and return what the client gets of them; may be empty."""
@@ -79,8 +78,8 @@ class StreamFilter:
         if chunk is None or KV_PARAMS not in chunk:
             return frame  # only in text
         params = chunk.pop(KV_PARAMS)
-        if isinstance(params, dict):
-            self.params = params
+        if params is not None:
+            self.params = orjson.dumps(params)
         if not chunk.get("choices") and not chunk.get("usage"):
             return b""
         return _rebuilt(frame, chunk)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
+
+import orjson
 
 from kvduplex_router.clock import Clock
 from kvduplex_router.config import OnNoPrefill, Reuse
@@ -21,7 +22,7 @@ from kvduplex_router.fleet.engine import Engine, EngineRole
 from kvduplex_router.fleet.fleet import Fleet
 from kvduplex_router.pd.decode import Answered, AnswerHop
 from kvduplex_router.pd.hop import HopFailedError
-from kvduplex_router.pd.params import UnusableParamsError, checked_params
+from kvduplex_router.pd.params import UnusableParamsError, checked_params, merged_params
 from kvduplex_router.pd.prefill import Prefilled, PrefillHop
 from kvduplex_router.pd.request import Receipt, Sink, TurnRequest
 from kvduplex_router.pd.shape import decode_body, whole_body
@@ -33,6 +34,7 @@ from kvduplex_transfer.leases.params import ClaimOffer, Retention, new_lease_id,
 
 __all__ = ["TurnPolicy", "TurnRunner"]
 
+_FRESH: Final = orjson.dumps(prefill_params())
 _log = logging.getLogger("kvduplex.router.turn")
 _TIMEOUT_STATUSES: Final = frozenset({504})
 _UNAVAILABLE_STATUSES: Final = frozenset({503})
@@ -127,7 +129,7 @@ class TurnRunner:
             await self._attempts(request, sink, receipt, continuation)
         finally:
             if continuation.refusal is not None:
-                self._metrics.refusals.labels(continuation.refusal.value).inc()
+                self._metrics.refusals.inc(continuation.refusal.value)
             self._conversations.release(taken)
 
     async def _attempts(self, request: TurnRequest, sink: Sink, receipt: Receipt, continuation: Continuation) -> None:
@@ -181,19 +183,19 @@ class TurnRunner:
             return None
         finally:
             seat.leave()
-        self._metrics.hop_seconds.labels("prefill").observe(self._clock() - began)
+        self._metrics.hop_seconds.observe(self._clock() - began, "prefill")
         receipt.cached_tokens = prefilled.usage.cached_tokens
         self._count(prefilled.usage)
         return prefilled
 
-    def _prefill_params(self, continuation: Continuation) -> Mapping[str, Any]:
+    def _prefill_params(self, continuation: Continuation) -> bytes:
         reference = continuation.reference
         if reference is None:
-            return prefill_params()
+            return _FRESH
         engine = self._fleet.find(reference.engine)
         if reference.lease is not None and engine is not None and engine.address.lease_endpoint is not None:
-            return ClaimOffer(reference.lease, engine.address.lease_endpoint).to_params()
-        return {**(reference.params or {}), **prefill_params()}
+            return orjson.dumps(ClaimOffer(reference.lease, engine.address.lease_endpoint).to_params())
+        return reference.params or _FRESH
 
     async def _decode(
         self,
@@ -206,8 +208,9 @@ class TurnRunner:
     ) -> None:
         mode = self._conversations.mode(engine)
         lease = new_lease_id() if mode is Reuse.LEASED and continuation.key is not None else None
-        retention = Retention(lease, self._policy.lease_ttl_s if lease else None)
-        params = {**prefilled.params, **(retention.to_params() if mode is Reuse.LEASED else {})}
+        params = prefilled.params
+        if mode is Reuse.LEASED:
+            params = merged_params(params, Retention(lease, self._policy.lease_ttl_s if lease else None).to_params())
         self._metrics.handoff_seconds.observe(self._clock() - prefilled.at)
         try:
             answered = await self._answer.run(
@@ -234,8 +237,6 @@ class TurnRunner:
         self, continuation: Continuation, engine: Engine, lease: str | None, answered: Answered, receipt: Receipt
     ) -> None:
         """Remember where this turn's KV is."""
-        if answered.params is not None:
-            engine.identify(answered.params.get("remote_engine_id"))
         if answered.failed:
             receipt.outcome = "engine_error"
             if lease is not None:
@@ -244,11 +245,12 @@ class TurnRunner:
             await self._conversations.keep_lease(continuation, engine, lease)
         elif answered.params is not None and self._conversations.mode(engine) is Reuse.STOCK:
             try:
-                params = checked_params(answered.params, engine)
+                params = checked_params(answered.params, engine, **prefill_params())
             except UnusableParamsError as error:
                 _log.warning("no reference kept: %s", error)
                 return
-            await self._conversations.keep_params(continuation, engine, params, answered.answer)
+            engine.identify("transfer", params.identity)
+            await self._conversations.keep_params(continuation, engine, params.raw, answered.answer)
 
     async def _without_prefill(self, request: TurnRequest, sink: Sink, receipt: Receipt, tried: _Attempts) -> None:
         if tried.last is not None and tried.last.engine.role is EngineRole.DECODE:
@@ -307,12 +309,12 @@ class TurnRunner:
 
     def _note(self, hop: str, request: TurnRequest, error: HopFailedError, tried: _Attempts) -> None:
         tried.note(error)
-        self._metrics.hop_failures.labels(hop, error.reason).inc()
+        self._metrics.hop_failures.inc(hop, error.reason)
         _log.warning("turn %s: %s", request.request_id, error)
 
     def _count(self, usage: PromptUsage) -> None:
-        self._metrics.prompt_tokens.inc(usage.prompt_tokens or 0)
-        self._metrics.cached_tokens.inc(usage.cached_tokens or 0)
+        self._metrics.prompt_tokens.inc(by=usage.prompt_tokens or 0)
+        self._metrics.cached_tokens.inc(by=usage.cached_tokens or 0)
 
     def _compare(self, request: TurnRequest, prefill: PromptUsage, decode: PromptUsage) -> None:
         """Both hops must have rendered the same prompt; that they did not is a fault of the set-up worth an alarm."""

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import orjson
 
 __all__ = ["PromptUsage", "with_prompt_usage"]
@@ -29,6 +30,11 @@ class PromptUsage:
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+
+    @classmethod
+    def of_member(cls, raw: bytes | msgspec.Raw | None) -> PromptUsage:
+        """Read a reply's usage member."""
+        return cls() if raw is None else cls.parse(orjson.loads(bytes(raw)))
 
     @classmethod
     def parse(cls, usage: object) -> PromptUsage:

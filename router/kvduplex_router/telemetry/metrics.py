@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from kvduplex_router.fleet.engine import EngineHealth
 from kvduplex_router.fleet.fleet import Fleet
 from kvduplex_router.routing.breaker import BreakerState
+from kvduplex_router.telemetry.instruments import Counter, Histogram
 
 __all__ = ["Metrics"]
 
-_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 180, 600)
+_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 180.0, 600.0)
 
 Gauges = Callable[[], dict[str, float]]
 
@@ -29,46 +31,39 @@ class Metrics:
 
     def __init__(self, fleet: Fleet, gauges: Gauges) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
-        self.turns = Counter(
-            "kvduplex_router_turns", "Turns ended, by API, plan and outcome.", ["api", "plan", "outcome"],
-            registry=self.registry,
-        )  # fmt: skip
-        self.refusals = Counter(
-            "kvduplex_router_reuse_refused", "Turns that did not use their last turn's KV, by reason.", ["reason"],
-            registry=self.registry,
-        )  # fmt: skip
-        self.hop_failures = Counter(
-            "kvduplex_router_hop_failures", "Hops that failed by the engine's fault.", ["hop", "reason"],
-            registry=self.registry,
-        )  # fmt: skip
-        self.rejections = Counter(
-            "kvduplex_router_rejections", "Requests ended before any engine saw them, by reason.", ["reason"],
-            registry=self.registry,
-        )  # fmt: skip
-        self.hop_seconds = Histogram(
-            "kvduplex_router_hop_seconds", "Prefill hop: until its answer. Decode hop: until its first byte.", ["hop"],
-            buckets=_SECONDS, registry=self.registry,
-        )  # fmt: skip
-        self.handoff_seconds = Histogram(
-            "kvduplex_router_handoff_seconds", "From the prefill engine's answer to the request to the decode engine.",
-            buckets=_SECONDS, registry=self.registry,
-        )  # fmt: skip
-        self.prompt_tokens = Counter(
-            "kvduplex_router_prompt_tokens", "Prompt tokens as the hop that computed the prompt reported them.",
-            registry=self.registry,
-        )  # fmt: skip
-        self.cached_tokens = Counter(
-            "kvduplex_router_cached_tokens", "Of those, tokens that were not computed again.", registry=self.registry
+        self.turns = self._counter("turns", "Turns ended, by API, plan and outcome.", "api", "plan", "outcome")
+        self.refusals = self._counter(
+            "reuse_refused", "Turns that did not use their last turn's KV, by reason.", "reason"
         )
-        self.prompt_mismatches = Counter(
-            "kvduplex_router_prompt_mismatches", "Turns in which both hops counted different prompt tokens.",
-            registry=self.registry,
-        )  # fmt: skip
+        self.hop_failures = self._counter("hop_failures", "Hops that failed by the engine's fault.", "hop", "reason")
+        self.prompt_tokens = self._counter(
+            "prompt_tokens", "Prompt tokens as the hop that computed the prompt reported them."
+        )
+        self.cached_tokens = self._counter("cached_tokens", "Of those, tokens that were not computed again.")
+        self.prompt_mismatches = self._counter(
+            "prompt_mismatches", "Turns in which both hops counted different prompt tokens."
+        )
+        self.hop_seconds = self._histogram(
+            "hop_seconds", "Prefill hop: until its answer. Decode hop: until its first byte.", "hop"
+        )
+        self.handoff_seconds = self._histogram(
+            "handoff_seconds", "From the prefill engine's answer to the request to the decode engine."
+        )
         self.registry.register(_Live(fleet, gauges))
 
     def render(self) -> bytes:
         """The text exposition."""
         return generate_latest(self.registry)
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        counter = Counter(f"kvduplex_router_{name}", help_text, *labels)
+        self.registry.register(counter)
+        return counter
+
+    def _histogram(self, name: str, help_text: str, *labels: str) -> Histogram:
+        histogram = Histogram(f"kvduplex_router_{name}", help_text, *labels, bounds=_SECONDS)
+        self.registry.register(histogram)
+        return histogram
 
 
 class _Live(Collector):

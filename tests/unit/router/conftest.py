@@ -382,7 +382,7 @@ async def _serve(stack: contextlib.AsyncExitStack, router: Router) -> tuple[uvic
     listener.bind(("127.0.0.1", 0))
     stack.callback(listener.close)
     settings = uvicorn.Config(
-        router.asgi, http="httptools", loop="none", ws="none", lifespan="on", access_log=False, log_config=None,
+        router.asgi, http=router.protocol, loop="none", ws="none", lifespan="on", access_log=False, log_config=None,
         timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(settings)
