@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = ["EngineFailedError", "KvduplexError", "ModelError", "PreflightError", "UsageError"]
+__all__ = ["EngineFailedError", "KvduplexError", "MissingExtraError", "ModelError", "PreflightError", "UsageError"]
 
 
 class KvduplexError(Exception):
@@ -34,3 +34,9 @@ class ModelError(PreflightError):
 
 class EngineFailedError(KvduplexError):
     """A process died or did not become ready; everything else was stopped."""
+
+
+class MissingExtraError(KvduplexError):
+    """A command's package belongs to an extra that is not installed."""
+
+    exit_code = 2

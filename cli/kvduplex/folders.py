@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Folders"]
+from kvduplex.errors import PreflightError
+
+__all__ = ["Folders", "private_folder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +40,30 @@ class Folders:
         return cls(
             cache=cache / "kvduplex",
             state=state / "kvduplex",
-            runtime=runtime / "kvduplex" if runtime else Path("/tmp") / f"kvduplex-{uid}",  # noqa: S108 - checked by its user
+            runtime=runtime / "kvduplex" if runtime else Path("/tmp") / f"kvduplex-{uid}",  # noqa: S108 - checked by `private_folder`
         )
 
 
 def _absolute(value: str | None) -> Path | None:
     return Path(value) if value and Path(value).is_absolute() else None
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that only this user can write to, and return it.
+
+    Raises:
+        PreflightError: It belongs to somebody else, who could plant files in it.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        seen = path.lstat()
+    except OSError as error:
+        raise PreflightError(
+            f"cannot make the folder {path}: {error.strerror}. Set XDG_RUNTIME_DIR to another."
+        ) from error
+    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PreflightError(
+            f"{path} must be a folder that only you can write to; it is {stat.filemode(seen.st_mode)} of user "
+            f"{seen.st_uid}. Remove it, or set XDG_RUNTIME_DIR to another folder."
+        )
+    return path

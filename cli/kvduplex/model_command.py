@@ -14,7 +14,7 @@ from kvduplex.folders import Folders
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Generate models with random weights.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Generate models with random weights.")
 
 
 @app.callback()
