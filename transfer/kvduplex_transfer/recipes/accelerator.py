@@ -20,6 +20,8 @@ from kvduplex_transfer.interface import EnginePlan, NixlSettings, Role
 
 __all__ = ["AcceleratorOptions", "accelerator_plan"]
 
+# Up to 0.32, stock vLLM tells where a decode engine keeps KV only in answers that are not streamed.
+_STREAM_PARAMS = "kvduplex_connector.stream_params.StreamParamsMiddleware"
 _PORTS_PER_ENGINE = ("side_channel", "lease")  # vLLM adds the data parallel index to these
 _OWN = frozenset(
     {
@@ -160,6 +162,7 @@ def accelerator_plan(
         raise ConfigError(f"{where}: engine index {index} is outside 0..{options.engines - 1}; raise engines")
     values = options.model_dump(exclude=set(_OWN | own)) | _addresses(options, role, index, where)
     values |= {"role": role, "model": model, "extra_argv": _extra_argv(options)}
+    values |= {"middleware": _middleware(options, role)}
     values |= {"nixl_backends": tuple(settings.backends), "kv_buffer_device": settings.kv_buffer_device}
     engine = EngineOptions.parse(values | dict(engine_values), where=where)
     transfers = {} if engine.connector is ConnectorKind.NONE else dict(settings.environment)
@@ -167,6 +170,11 @@ def accelerator_plan(
     variables = transfers | _common_environment(options) | dict(environment) | dict(options.environment)
     plan = engine_plan(engine, name=name, environment=variables, interpreter=interpreter)
     return replace(plan, ports=_all_ports(plan.ports, options.data_parallel_size))
+
+
+def _middleware(options: AcceleratorOptions, role: Role) -> tuple[str, ...]:
+    needed = role is Role.DECODE and options.connector is ConnectorKind.STOCK and options.bidirectional
+    return (_STREAM_PARAMS, *options.middleware) if needed else options.middleware
 
 
 def _addresses(options: AcceleratorOptions, role: Role, index: int, where: str) -> dict[str, Any]:
