@@ -1,0 +1,59 @@
+"""cdk-nag over every stack; what it finds and we keep is acknowledged with a reason, anything else fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from aws_cdk import Acknowledgment, App, Validations
+from cdk_nag import AwsSolutionsChecks
+from constructs import IConstruct
+
+from kvduplex_infra.build import ClusterStacks
+from kvduplex_infra.cluster.model import Cluster
+from kvduplex_infra.explanations import FINDINGS
+from kvduplex_infra.names import Names
+
+__all__ = ["acknowledge", "guard"]
+
+_WILDCARD = "AwsSolutions-IAM5[Resource::{}]"
+
+
+def guard(app: App) -> None:
+    """Let cdk-nag judge every stack of `app`."""
+    Validations.of(app).add_plugins(AwsSolutionsChecks(app))
+
+
+def acknowledge(stacks: ClusterStacks, cluster: Cluster) -> None:
+    """Say of each finding that is kept why it is."""
+    _keep(stacks.network, "CloudFormation-Validate::W3010", "zones")
+    for place in (stacks.identity, stacks.state):
+        if place is not None:
+            _keep(place, "AwsSolutions-SMG4", "keys")
+    _keep(stacks.router.door.access_logs, "AwsSolutions-S1", "log_bucket")
+    for role, machines in stacks.identity.roles.items():
+        for resource, kind in _wildcards(cluster, role):
+            _keep(machines, _WILDCARD.format(resource), kind)
+
+
+def _wildcards(cluster: Cluster, role: str) -> Iterator[tuple[str, str]]:
+    """Resources with a wildcard in the policy of `role`, as cdk-nag writes them, and what explains them."""
+    names = Names(cluster.name)
+    where = f"{cluster.region}:<AWS::AccountId>"
+    stack = names.stack("router" if role == "router" else "engines")
+    group = f"autoScalingGroup:*:autoScalingGroupName/{names.group(role)}"
+    yield "*", "everything"
+    yield f"arn:<AWS::Partition>:logs:{where}:log-group:{names.log_group(role)}:*", "log_streams"
+    yield f"arn:<AWS::Partition>:autoscaling:{where}:{group}", "group"
+    yield f"arn:<AWS::Partition>:cloudformation:{where}:stack/{stack}/*", "stack"
+    if role != "router":
+        yield f"arn:<AWS::Partition>:ec2:{where}:instance/*", "machines"
+        for url in _sources(cluster):
+            yield f"arn:<AWS::Partition>:s3:::{url.removeprefix('s3://').rstrip('/')}/*", "objects"
+
+
+def _sources(cluster: Cluster) -> Iterable[str]:
+    return [url for url in (cluster.served.source, cluster.compile_cache) if url is not None]
+
+
+def _keep(place: IConstruct, rule: str, kind: str) -> None:
+    Validations.of(place).acknowledge(Acknowledgment(id=rule, reason=FINDINGS[kind]))

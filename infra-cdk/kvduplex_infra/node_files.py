@@ -1,0 +1,101 @@
+"""Each role's ``/etc/kvduplex/node.yaml``, and the user data that puts it on a machine.
+
+The file is built from the schema that the machine itself uses, so that a wrong key stops the synthesis. What only
+CloudFormation knows (a secret's ARN, the store's address) is a placeholder here that the template replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvduplex.node.config import (
+    CompileCache,
+    Discovery,
+    Drain,
+    EngineSettings,
+    Keys,
+    KeySource,
+    Launch,
+    Logging,
+    Model,
+    NodeConfig,
+    NodeRole,
+    RouterSettings,
+)
+from kvduplex.node.discovery import CLUSTER_TAG
+from kvduplex.node.user_data import render_user_data
+from kvduplex_infra.cluster.model import Cluster, Fleet
+from kvduplex_infra.names import ROUTER_PORT, Names
+
+__all__ = ["CLIENT_KEYS", "ENGINE_KEY", "engine_node", "router_node", "user_data"]
+
+CLIENT_KEYS = "arn:aws:secretsmanager:us-east-1:000000000000:secret:client-keys"
+ENGINE_KEY = "arn:aws:secretsmanager:us-east-1:000000000000:secret:engine-key"
+
+
+def engine_node(cluster: Cluster, role: str, fleet: Fleet, names: Names) -> NodeConfig:
+    """Configuration of one engine machine of `role` (``prefill`` or ``decode``)."""
+    return NodeConfig(
+        cluster=cluster.name,
+        role=NodeRole(role),
+        backend=cluster.backend,
+        recipe=cluster.recipe,
+        model=_model(cluster),
+        region=cluster.region,
+        compile_cache=CompileCache(source=cluster.compile_cache),
+        engine=EngineSettings(
+            start_timeout_s=fleet.start_timeout_s,
+            options=fleet.options,
+        ),
+        keys=Keys(engines=KeySource(secret=ENGINE_KEY)),
+        leases=cluster.leases,
+        **_everyone(cluster, role, names),
+    )
+
+
+def router_node(cluster: Cluster, names: Names) -> NodeConfig:
+    """Configuration of one router machine."""
+    return NodeConfig(
+        cluster=cluster.name,
+        role=NodeRole.ROUTER,
+        region=cluster.region,
+        router=RouterSettings(
+            bind_host="0.0.0.0",
+            port=ROUTER_PORT,
+            on_no_prefill=cluster.router.on_no_prefill,
+            options=cluster.router.options,
+        ),
+        discovery=Discovery(ec2_tags={CLUSTER_TAG: cluster.name}),
+        keys=Keys(clients=KeySource(secret=CLIENT_KEYS), engines=KeySource(secret=ENGINE_KEY)),
+        **_everyone(cluster, "router", names),
+    )
+
+
+def user_data(node: NodeConfig, replacements: Mapping[str, str]) -> str:
+    """The node's user data, with placeholders replaced by what CloudFormation will know."""
+    text = render_user_data(node)
+    for placeholder, value in replacements.items():
+        text = text.replace(placeholder, value)
+    return text
+
+
+def _model(cluster: Cluster) -> Model:
+    served = cluster.served
+    return Model(id=served.id, revision=served.revision, source=served.source)
+
+
+def _everyone(cluster: Cluster, role: str, names: Names) -> dict[str, Any]:
+    return {
+        "logging": Logging(log_group=names.log_group(role)),
+        "drain": Drain(
+            timeout_s=cluster.drain.timeout_s,
+            lifecycle_hook=names.terminate_hook(role),
+            group=names.group(role),
+        ),
+        "launch": Launch(
+            lifecycle_hook=names.launch_hook(role),
+            stack=names.stack("router" if role == "router" else "engines"),
+            resource=names.logical_id(role),
+        ),
+    }

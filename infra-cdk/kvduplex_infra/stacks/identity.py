@@ -1,0 +1,74 @@
+"""The identity stack: keys, the machines' roles, and the topic through which operators are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aws_cdk import RemovalPolicy
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_secretsmanager as secrets
+from aws_cdk import aws_sns as sns
+from aws_cdk import aws_sns_subscriptions as subscriptions
+from constructs import Construct
+
+from kvduplex_infra.cluster.model import Cluster
+from kvduplex_infra.constructs.machine_role import MachineRole
+from kvduplex_infra.stacks.base import ClusterStack
+
+__all__ = ["IdentityStack"]
+
+KEY_LENGTH = 48
+
+
+class IdentityStack(ClusterStack):
+    """Who machines are, what they know, and who is told.
+
+    Attributes:
+        client_keys: Secret with the keys that clients present, one a line.
+        engine_key: Secret with the key that routers present to engines.
+        roles: Role of the machines, by ``prefill``, ``decode`` and ``router``.
+        operators: Topic of alarms and of scaling events.
+    """
+
+    def __init__(self, scope: Construct, *, cluster: Cluster, **kwargs: Any) -> None:
+        super().__init__(scope, "identity", cluster=cluster, **kwargs)
+        self.client_keys = self._secret("ClientKeys", cluster.keys.clients, "keys of the cluster's clients")
+        self.engine_key = self._secret("EngineKey", cluster.keys.engines, "key between routers and engines")
+        self.roles = {role: self._role(role) for role in (*cluster.fleets, "router")}
+        for machine_role in self.roles.values():
+            self.engine_key.grant_read(machine_role.role)
+        self.client_keys.grant_read(self.roles["router"].role)
+        self.operators = self._topic()
+
+    def _secret(self, construct_id: str, wanted: str, purpose: str) -> secrets.ISecret:
+        if wanted != "generate":
+            return secrets.Secret.from_secret_complete_arn(self, construct_id, wanted)
+        return secrets.Secret(
+            self,
+            construct_id,
+            description=f"kvduplex {self.cluster.name}: {purpose}",
+            generate_secret_string=secrets.SecretStringGenerator(
+                exclude_punctuation=True, password_length=KEY_LENGTH, include_space=False
+            ),
+            removal_policy=RemovalPolicy.DESTROY,
+        )
+
+    def _role(self, role: str) -> MachineRole:
+        return MachineRole(self, f"{role.capitalize()}Machines", cluster=self.cluster, names=self.names, role=role)
+
+    def _topic(self) -> sns.Topic:
+        key = kms.Key(
+            self,
+            "TopicKey",
+            description=f"kvduplex {self.cluster.name}: alarms",
+            enable_key_rotation=True,
+            removal_policy=RemovalPolicy.DESTROY,
+        )
+        # CloudWatch and EventBridge cannot publish to a topic encrypted with the AWS-managed key.
+        for service in ("cloudwatch.amazonaws.com", "events.amazonaws.com", "budgets.amazonaws.com"):
+            key.grant_encrypt_decrypt(iam.ServicePrincipal(service))
+        topic = sns.Topic(self, "Operators", master_key=key, enforce_ssl=True)
+        for email in self.cluster.alarms.emails:
+            topic.add_subscription(subscriptions.EmailSubscription(email))
+        return topic
