@@ -57,6 +57,7 @@ class Engine:
         self.health = EngineHealth.UNKNOWN
         self.draining = False
         self.in_flight = 0
+        self.picked = 0  # number of its last pick, for the picker
         self.answered_at = float("-inf")
         self.generation = 0
         self._identities: dict[str, str] = {}

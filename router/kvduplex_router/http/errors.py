@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["AnswerTooLargeError", "BrokenAnswerError", "ConnectError", "ExchangeError", "StalledError"]
+__all__ = [
+    "AnswerTooLargeError",
+    "BrokenAnswerError",
+    "ConnectError",
+    "ExchangeError",
+    "StaleConnectionError",
+    "StalledError",
+]
 
 
 class ExchangeError(Exception):
@@ -23,6 +30,10 @@ class ConnectError(ExchangeError):
 
 class BrokenAnswerError(ExchangeError):
     """The connection ended or turned to nonsense before the answer was complete."""
+
+
+class StaleConnectionError(BrokenAnswerError):
+    """A pooled connection turned out to be closed: most likely it was idle too long, and the engine saw nothing."""
 
 
 class StalledError(ExchangeError):

@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from kvduplex_router.http.connection import Connection, Response
-from kvduplex_router.http.errors import BrokenAnswerError, ConnectError
+from kvduplex_router.http.errors import BrokenAnswerError, ConnectError, StaleConnectionError
 from kvduplex_router.http.watchdog import NEVER, Watchdog
 
 __all__ = ["Origin", "Pool", "Timeouts"]
@@ -78,22 +78,28 @@ class Pool:
         """Connections that exist, busy or idle."""
         return len(self._open)
 
-    async def send(self, request: bytes, *, first_byte_s: float | None = None) -> Response:
+    async def send(self, request: bytes, *, resend: bool = True) -> Response:
         """Send one complete request and wait for the response head; the caller must `Response.close` it.
+
+        Args:
+            request: Request line, headers and body.
+            resend: Send it once more when a pooled connection turns out to be closed.
 
         Raises:
             ConnectError: No connection came up.
+            StaleConnectionError: A pooled connection turned out to be closed, and `resend` is False.
             ExchangeError: The engine did not answer properly.
         """
-        wait_s = self._timeouts.first_byte_s if first_byte_s is None else first_byte_s
         connection = self._take_idle()
         if connection is not None:
             try:
-                return await self._exchange(connection, request, wait_s)
-            except BrokenAnswerError:
+                return await self._exchange(connection, request)
+            except BrokenAnswerError as error:
                 if connection.received:
                     raise
-        return await self._exchange(await self._connect(), request, wait_s)
+                if not resend:
+                    raise StaleConnectionError(str(error)) from error
+        return await self._exchange(await self._connect(), request)
 
     def close(self) -> None:
         """Drop all connections; exchanges in flight fail."""
@@ -101,8 +107,9 @@ class Pool:
             connection.abort()
         self._idle.clear()
 
-    async def _exchange(self, connection: Connection, request: bytes, first_byte_s: float) -> Response:
-        response = connection.begin(request, first_byte_s=first_byte_s, idle_s=self._timeouts.idle_s)
+    async def _exchange(self, connection: Connection, request: bytes) -> Response:
+        limits = self._timeouts
+        response = connection.begin(request, first_byte_s=limits.first_byte_s, idle_s=limits.idle_s)
         try:
             await response.head()
         except BaseException:

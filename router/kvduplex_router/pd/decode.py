@@ -86,7 +86,7 @@ class AnswerHop:
         """
         message = post_request(post_head(engine.address.origin, request.kind.path), request.headers, body)
         began = self._clock()
-        hop = await open_hop(engine, message, self._clock)
+        hop = await open_hop(engine, message, self._clock, resend=usage is None)
         self._metrics.hop_seconds.observe(self._clock() - began, "decode" if usage is not None else "whole")
         collector = AnswerCollector() if collect else None
         try:

@@ -15,7 +15,7 @@ from kvduplex_router.clock import Clock
 from kvduplex_router.errors import BadRequestError, EngineAnswerError
 from kvduplex_router.fleet.engine import Engine
 from kvduplex_router.http.connection import Response
-from kvduplex_router.http.errors import ExchangeError, StalledError
+from kvduplex_router.http.errors import ExchangeError, StaleConnectionError, StalledError
 from kvduplex_router.pd.body import decode_members
 from kvduplex_router.pd.fields import OWNED
 
@@ -38,6 +38,7 @@ class HopFailedError(Exception):
         reason: ``connect``, ``timeout``, ``broken``, ``status`` or ``unusable``.
         status: Its status, when it answered one.
         consumed: Whether it may have read the request.
+        stale: A pooled connection had been closed; the engine itself may be fine.
         retry_after: Its Retry-After, when it gave one.
     """
 
@@ -49,6 +50,7 @@ class HopFailedError(Exception):
         *,
         status: int | None = None,
         consumed: bool = True,
+        stale: bool = False,
         retry_after: str | None = None,
     ) -> None:
         super().__init__(f"{engine.role.value} engine {engine.name}: {detail}")
@@ -57,6 +59,7 @@ class HopFailedError(Exception):
         self.detail = detail
         self.status = status
         self.consumed = consumed
+        self.stale = stale
         self.retry_after = retry_after
 
 
@@ -112,8 +115,14 @@ class Hop:
         return _failure(self.engine, error)
 
 
-async def open_hop(engine: Engine, request: bytes, clock: Clock) -> Hop:
+async def open_hop(engine: Engine, request: bytes, clock: Clock, *, resend: bool) -> Hop:
     """Send a complete request and wait for a good response head.
+
+    Args:
+        engine: Where to.
+        request: What.
+        clock: Monotonic seconds.
+        resend: Whether the request may be sent again when a pooled connection turns out to be closed.
 
     Raises:
         HopFailedError: The engine failed.
@@ -121,7 +130,7 @@ async def open_hop(engine: Engine, request: bytes, clock: Clock) -> Hop:
     """
     engine.breaker.attempt()
     try:
-        response = await engine.pool.send(request)
+        response = await engine.pool.send(request, resend=resend)
     except ExchangeError as error:
         raise _failure(engine, error) from error
     engine.answered_at = clock()
@@ -137,9 +146,11 @@ async def open_hop(engine: Engine, request: bytes, clock: Clock) -> Hop:
 
 
 def _failure(engine: Engine, error: ExchangeError) -> HopFailedError:
-    engine.breaker.fault()
+    stale = isinstance(error, StaleConnectionError)
+    if not stale:
+        engine.breaker.fault()
     reason = "timeout" if isinstance(error, StalledError) else "broken" if error.consumed else "connect"
-    return HopFailedError(engine, reason, str(error), consumed=error.consumed)
+    return HopFailedError(engine, reason, str(error), consumed=error.consumed, stale=stale)
 
 
 def _refusal(engine: Engine, response: Response, body: bytes) -> HopFailedError | EngineAnswerError:

@@ -40,13 +40,14 @@ class PrefillHop:
         self._answer_limit = answer_limit
         self._keep_forcing = keep_forcing
 
-    async def run(self, request: TurnRequest, engine: Engine, params: bytes) -> Prefilled:
+    async def run(self, request: TurnRequest, engine: Engine, params: bytes, *, resend: bool) -> Prefilled:
         """Have `engine` compute the prompt.
 
         Args:
             request: The turn.
             engine: Where.
             params: Transfer parameters for it, as JSON: bare, or with a claim or a reference to the last turn's KV.
+            resend: Whether sending twice does no harm; it does when `params` can be used only once.
 
         Raises:
             HopFailedError: The engine failed, or its answer cannot be used.
@@ -54,7 +55,7 @@ class PrefillHop:
         """
         body = prefill_body(request.kind, request.body, params, keep_forcing=self._keep_forcing)
         message = post_request(post_head(engine.address.origin, request.kind.path), request.headers, body)
-        hop = await open_hop(engine, message, self._clock)
+        hop = await open_hop(engine, message, self._clock, resend=resend)
         try:
             raw = await hop.read_all(self._answer_limit)
         finally:

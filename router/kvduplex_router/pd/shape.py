@@ -23,7 +23,7 @@ _ANSWER_ONLY: Final = frozenset({
     "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend", "guided_whitespace_pattern",
     "structural_tag", "logit_bias", "allowed_token_ids", "bad_words", "thinking_token_budget", "repetition_detection",
     "return_token_ids", "return_tokens_as_token_ids", "return_prompt_text", "routed_experts_prompt_start", "store",
-    "background",
+    "background", "max_tokens", "max_completion_tokens",
 })  # fmt: skip
 
 _FORCING: Final = frozenset({"response_format", "tool_choice"})

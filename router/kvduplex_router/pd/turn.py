@@ -62,11 +62,14 @@ class _Attempts:
     """What was tried in a turn so far."""
 
     failed: set[str] = field(default_factory=set)
+    stale: bool = False
     no_prefill: bool = False
     last: HopFailedError | None = None
 
     def note(self, error: HopFailedError) -> None:
-        self.failed.add(error.engine.name)
+        if not error.stale or self.stale:  # an engine behind a stale connection gets one more chance
+            self.failed.add(error.engine.name)
+        self.stale = self.stale or error.stale
         self.last = error
 
 
@@ -173,11 +176,12 @@ class TurnRunner:
             tried.no_prefill = True
             return None
         params = self._prefill_params(continuation)
-        receipt.plan = "recompute" if continuation.reference is None else "pull"
+        fresh = continuation.reference is None
+        receipt.plan = "recompute" if fresh else "pull"
         continuation.reference = None  # used now, whatever comes of it
         began = self._clock()
         try:
-            prefilled = await self._prefill.run(request, seat.engine, params)
+            prefilled = await self._prefill.run(request, seat.engine, params, resend=fresh)
         except HopFailedError as error:
             self._note("prefill", request, error, tried)
             return None

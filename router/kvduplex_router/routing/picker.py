@@ -32,22 +32,23 @@ class Picker(Protocol):
 
 
 class LeastInFlight:
-    """The fewest requests in flight; equals take turns. A usable preferred engine with a free place wins."""
+    """The fewest requests in flight; of equals the one picked longest ago. A preferred engine goes first."""
 
     def __init__(self) -> None:
-        self._turn = 0
+        self._picks = 0
 
     def pick(self, candidates: Sequence[Engine], context: PickContext) -> Engine | None:
         """Pick, see the class."""
         best: Engine | None = None
-        count = len(candidates)
-        self._turn += 1
-        for offset in range(count):
-            engine = candidates[(self._turn + offset) % count]
+        for engine in candidates:
             if not engine.usable or not engine.has_place or engine.name in context.excluded:
                 continue
             if engine.name == context.preferred:
-                return engine
-            if best is None or engine.in_flight < best.in_flight:
                 best = engine
+                break
+            if best is None or (engine.in_flight, engine.picked) < (best.in_flight, best.picked):
+                best = engine
+        if best is not None:
+            self._picks += 1
+            best.picked = self._picks
         return best

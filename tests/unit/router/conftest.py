@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from uvicorn.server import ServerState
 
 from kvduplex_router.compose import Router, compose
 from kvduplex_router.config import build_config
@@ -94,8 +95,11 @@ class Engine:
         self.answer_text = "Hello there"
         self.cached_tokens: int | None = 3
         self.connections = 0
+        self.hang_health = False
+        self.hung_probes = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def port(self) -> int:
@@ -118,9 +122,18 @@ class Engine:
             self._server.close()
             for writer in list(self._writers):
                 writer.transport.abort()
-            await self._server.wait_closed()
+            async with asyncio.timeout(DEADLINE_S):
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await self._server.wait_closed()
+
+    def drop_connections(self) -> None:
+        for writer in list(self._writers):
+            writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         self._writers.add(writer)
         self.connections += 1
         try:
@@ -130,10 +143,14 @@ class Engine:
             pass
         finally:
             self._writers.discard(writer)
+            self._tasks.discard(task)
             writer.close()
 
     async def _dispatch(self, request: Request) -> None:
-        if request.target == "/health":
+        if request.target == "/health" and self.hang_health:
+            self.hung_probes += 1
+            await request.wait_gone()
+        elif request.target == "/health":
             await request.reply(b"", 200 if self.healthy else 503)
         elif request.target == "/v1/models":
             await request.reply({"object": "list", "data": [{"id": "m", "object": "model"}]})
@@ -317,7 +334,7 @@ class Cluster:
     prefill: list[Engine]
     decode: list[Engine]
     replicas: list[Engine]
-    server: uvicorn.Server
+    after_ten: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def p(self) -> Engine:
@@ -369,39 +386,44 @@ async def make_cluster() -> AsyncIterator[ClusterMaker]:
             if leases is not None:
                 options["lease_service"] = leases
             router = compose(config, **options)
-            server, port = await _serve(stack, router)
-            cluster = Cluster(router, Client(port), groups["prefill"], groups["decode"], groups["engines"], server)
+            port = await _serve(stack, router)
+            cluster = Cluster(router, Client(port), groups["prefill"], groups["decode"], groups["engines"])
             await eventually(lambda: not router.fleet.missing(), "engines are up")
             return cluster
 
         yield make
 
 
-async def _serve(stack: contextlib.AsyncExitStack, router: Router) -> tuple[uvicorn.Server, int]:
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    stack.callback(listener.close)
-    settings = uvicorn.Config(
-        router.asgi, http=router.protocol, loop="none", ws="none", lifespan="on", access_log=False, log_config=None,
-        timeout_graceful_shutdown=1,
-    )  # fmt: skip
-    server = uvicorn.Server(settings)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment] # pytest keeps its own
-    task = asyncio.create_task(server.serve(sockets=[listener]))
+async def _serve(stack: contextlib.AsyncExitStack, router: Router) -> int:
+    """Serve as the real process does, less uvicorn's signal handling and start-up pauses."""
+    await stack.enter_async_context(router.app.router.lifespan_context(router.app))
+    settings = uvicorn.Config(router.asgi, ws="none", access_log=False, log_config=None, proxy_headers=False)
+    settings.load()
+    state = ServerState()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: router.protocol(config=settings, server_state=state, app_state={}), "127.0.0.1", 0
+    )
 
     async def stop() -> None:
-        server.should_exit = True
+        server.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
         async with asyncio.timeout(DEADLINE_S):
-            await task
+            await asyncio.gather(*state.tasks, return_exceptions=True)
+            await server.wait_closed()
 
     stack.push_async_callback(stop)
-    await eventually(lambda: server.started or task.done(), "the router serves")
-    return server, int(listener.getsockname()[1])
+    return int(server.sockets[0].getsockname()[1])
 
 
 @pytest.fixture
 def tools() -> SimpleNamespace:
     """Helpers of this file that tests use by name."""
     return SimpleNamespace(
-        chat_body=chat_body, eventually=eventually, read_answer=read_answer, read_chunks=read_chunks, Engine=Engine
+        chat_body=chat_body,
+        dumps=lambda value: json.dumps(value).encode(),
+        eventually=eventually,
+        read_answer=read_answer,
+        read_chunks=read_chunks,
+        Engine=Engine,
     )
