@@ -18,6 +18,7 @@ from kvduplex.launch import Output, launch
 from kvduplex.preflight import memory_findings, model_findings
 from kvduplex.preflight.memory import available_bytes
 from kvduplex.preflight.model import is_local, weight_bytes
+from kvduplex.serve_accel import add_accelerators
 from kvduplex.supervise import UnitKind
 from kvduplex.tinymodel.sizes import SIZES
 from kvduplex_transfer.engine_options import ConnectorKind
@@ -50,6 +51,9 @@ _DEFAULT_CONNECTOR = _Connector(DEFAULT_CONNECTOR)
 @app.callback()
 def _group() -> None:
     """Start prefill engines, decode engines and the router on this machine."""
+
+
+add_accelerators(app)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from kvduplex_neuron.lines import LINES, Family, line_of
 from kvduplex_transfer.hostchecks.findings import shorten
 from kvduplex_transfer.hostchecks.instances import INSTANCE_TYPES, Accelerator
 from kvduplex_transfer.hostchecks.loader import Loader
+from kvduplex_transfer.hostchecks.nixlplugin import check_nixl_plugin, plugin_path
 from kvduplex_transfer.hostchecks.ports import check_ports, listening_ports
+from kvduplex_transfer.hostchecks.pythonenv import read_environment
 from kvduplex_transfer.hostview import LocalHost
 from kvduplex_transfer.interface import Severity
 from kvduplex_transfer.recipes import Direction
@@ -99,3 +102,16 @@ def test_the_instance_table_is_consistent() -> None:
 def test_long_lists_are_cut() -> None:
     assert shorten(f"d{index}" for index in range(16)) == "d0, d1, d2, d3 and 12 more"
     assert shorten(["a", "b"]) == "a, b"
+
+
+@pytest.mark.skipif(shutil.which("ldd") is None, reason="needs ldd")
+def test_libraries_that_are_missing_here_are_those_that_the_real_loader_misses() -> None:
+    environment = read_environment(LocalHost(), sys.executable)
+    path = plugin_path(LocalHost(), environment)
+    if path is None:
+        pytest.skip("nixl is not installed")
+    loaded = subprocess.run(["ldd", path], capture_output=True, text=True, timeout=60, check=True).stdout
+    missing = {line.split()[0] for line in loaded.splitlines() if line.endswith("not found")}
+    found = {finding.check: finding for finding in check_nixl_plugin(LocalHost(), environment)}
+    assert (found["nixl.libraries"].severity is Severity.FAIL) == bool(missing)
+    assert all(name in found["nixl.libraries"].seen for name in missing)
