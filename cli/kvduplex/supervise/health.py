@@ -26,6 +26,6 @@ async def _status_line(url: str) -> bytes:
         request = f"GET {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
         writer.write(request.encode())
         line = await reader.readuntil(b"\r\n")
-        return line.split(b" ")[1] if b" " in line else b""
+        return line.split()[1] if b" " in line else b""
     finally:
         writer.close()

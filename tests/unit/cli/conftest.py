@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +36,13 @@ def free_port() -> Callable[[], int]:
             return int(probe.getsockname()[1])
 
     return find
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose path leaves room for Unix sockets below it, which pytest's own does not."""
+    with tempfile.TemporaryDirectory(prefix="kvd-", dir="/tmp") as name:
+        yield Path(name)
 
 
 @pytest.fixture
