@@ -20,18 +20,19 @@ _FACT_OF = {"vllm": "vllm", "vllm-neuron": "vllm_neuron", "nixl": "nixl"}
 _DEVICES = {"neuron": ("logical_cores", "logical NeuronCores"), "gpu": ("gpus", "GPUs")}
 
 
-def fit_findings(plan: AccelPlan, facts: Mapping[str, str]) -> Iterator[Finding]:
+def fit_findings(plan: AccelPlan, facts: Mapping[str, str], *, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Everything that keeps `plan` from running here; nothing when it fits.
 
     Args:
         plan: What is to run.
         facts: Facts of the host's report.
+        environ: What engines inherit; it names the default compile cache.
     """
     yield from _instance(plan.recipe, facts.get("instance_type"))
     yield from _devices(plan, facts)
     yield from _versions(plan.recipe, facts)
     yield from model_findings(plan.recipe.model)
-    yield from _folders(plan)
+    yield from _folders(plan, environ)
 
 
 def _instance(recipe: Recipe, actual: str | None) -> Iterator[Finding]:
@@ -93,12 +94,12 @@ def _versions(recipe: Recipe, facts: Mapping[str, str]) -> Iterator[Finding]:
             )
 
 
-def _folders(plan: AccelPlan) -> Iterator[Finding]:
+def _folders(plan: AccelPlan, environ: Mapping[str, str]) -> Iterator[Finding]:
     for role in plan.roles:
         settings = plan.recipe.options(role)
         chosen = {"cache_dir": settings.get("cache_dir"), "download_dir": settings.get("download_dir")}
         if plan.recipe.backend == "neuron" and chosen["cache_dir"] is None:
-            chosen["cache_dir"] = os.environ.get("VLLM_CACHE_ROOT", str(Path.home() / ".cache" / "vllm"))
+            chosen["cache_dir"] = environ.get("VLLM_CACHE_ROOT", f"{environ.get('HOME', '/root')}/.cache/vllm")
         for name, folder in chosen.items():
             if folder is not None and not _writable(Path(str(folder))):
                 yield fail(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,9 @@ TRN2 = {
 P5EN = {"instance_type": "p5en.48xlarge", "gpus": "8", "vllm": "0.29.0", "nixl": "1.4.1"}
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
-
-
 def checks(recipe: str, facts: dict[str, str], backend: Any = "neuron", **wishes: Any) -> set[str]:
     planned = plan_cluster(AccelCluster(backend=backend, recipe=recipe, **wishes))
-    found = list(fit_findings(planned, facts))
+    found = list(fit_findings(planned, facts, environ={"VLLM_CACHE_ROOT": tempfile.gettempdir()}))
     assert all(finding.why and finding.fix for finding in found)
     return {finding.check for finding in found}
 
