@@ -12,7 +12,7 @@ SERVE_ARGS := $(if $(MODEL),--model $(MODEL)) $(if $(PORT),--port $(PORT)) $(ARG
 export PYTHON TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-base serve-cpu router doctor test test-fast test-e2e lint types imports docs docs-serve \
+.PHONY: help setup setup-base serve-cpu router doctor test test-fast test-e2e test-image lint types imports docs docs-serve \
 	bench-smoke lock clean
 
 help: ## List the targets
@@ -37,10 +37,13 @@ test: lint types imports docs test-fast test-e2e ## Everything that must be gree
 
 test-fast: ## Unit and contract tests; no engines
 	@.make/setup.sh $(VENV) any
-	$(BIN)/pytest -q -m "not engine and not hardware" --durations=5 $(ARGS)
+	$(BIN)/pytest -q -m "not engine and not hardware and not image" --durations=5 $(ARGS)
 
 test-e2e: setup ## Tests that start real vLLM engines
 	$(BIN)/pytest -q -m engine --timeout=600 --durations=10 tests/e2e $(ARGS)
+
+test-image: setup ## Provision the cpu image into a root of its own and serve from it (root, debootstrap; 6 minutes)
+	$(BIN)/pytest -q -m image --durations=10 tests/infra/ami/test_image.py $(ARGS)
 
 lint: setup ## ruff
 	$(BIN)/ruff check .

@@ -33,8 +33,11 @@ def wheels(recipe_file: RecipeFile, folder: Annotated[Path, typer.Option(help="W
     recipe = load_recipe(recipe_file)
     folder.mkdir(parents=True, exist_ok=True)
     pins = closure("kvduplex", _extras(recipe))
-    _pip("download", "--no-deps", "--dest", str(folder), *(f"{name}=={version}" for name, version in pins.items()))
-    _say(f"{folder}: wheels of {len(pins)} packages")
+    have = wheel_hashes(folder, pins)
+    missing = [f"{name}=={version}" for name, version in pins.items() if name not in have]
+    if missing:
+        _pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder), *missing)
+    _say(f"{folder}: wheels of {len(pins)} packages, {len(missing)} of them new")
 
 
 @app.command()

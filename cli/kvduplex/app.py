@@ -86,6 +86,12 @@ def model(context: typer.Context) -> None:
 
 
 @app.command(context_settings=_DELEGATE, add_help_option=False)
+def launch(context: typer.Context) -> None:
+    """Launch a cluster on EC2 from the prebuilt image: launch up, status, logs, terminate."""
+    _load("kvduplex.ec2.command", "app", extra="aws")(args=context.args, prog_name="kvduplex launch")
+
+
+@app.command(context_settings=_DELEGATE, add_help_option=False)
 def node(context: typer.Context) -> None:
     """Run one machine of a cluster from its node file; what the units of the image call."""
     _load("kvduplex.node.command", "app", extra="router")(args=context.args, prog_name="kvduplex node")

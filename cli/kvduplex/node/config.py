@@ -309,6 +309,13 @@ class NodeConfig(_Section):
             raise ValueError(
                 f"recipe: backend {self.backend} needs one; `kvduplex serve {self.backend} --help` lists them"
             )
+        ports = ("http_port", "side_channel_port", "lease_port")
+        given = [name for name in ports if getattr(self.engine, name) is not None]
+        if self.role is NodeRole.ALL and given:
+            raise ValueError(
+                f"engine.{given[0]}: role all runs two engines, which cannot share a port; leave it out, "
+                "and each has its role's usual ports"
+            )
         if self.model is None and self.recipe is None:
             raise ValueError("model: give model.id (a hub id or an absolute folder) or a recipe that names one")
 

@@ -1,0 +1,1 @@
+"""``kvduplex launch``: a cluster from the prebuilt image, in an existing subnet, without CDK."""

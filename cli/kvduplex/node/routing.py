@@ -1,0 +1,71 @@
+"""From the node file to the router's own configuration file. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvduplex.node.config import NodeConfig
+from kvduplex.node.discovery import Engines
+from kvduplex.node.document import NodeConfigError
+from kvduplex_router.config import RouterConfig, build_config
+from kvduplex_router.errors import ConfigError
+
+__all__ = ["ENGINE_KEY_VARIABLE", "check_router_file", "router_document"]
+
+ENGINE_KEY_VARIABLE = "KVDUPLEX_ENGINE_KEY"
+"""Environment variable that carries the engines' key to the router."""
+
+
+def router_document(config: NodeConfig, engines: Engines, *, keys_file: Path | None) -> str:
+    """Text of the router's configuration file.
+
+    Args:
+        config: The node file.
+        engines: Whom to route to.
+        keys_file: Where the clients' keys were written, when there are any.
+    """
+    router, leases = config.router, config.leases
+    conversations = {"decoder_kv_blocks_ttl_s": leases.decoder_kv_blocks_ttl, "lease_ttl_s": leases.lease_ttl_s}
+    # Stock references must die before the engines free their blocks.
+    conversations["reference_ttl_s"] = leases.decoder_kv_blocks_ttl * 15 / 16
+    host = f"[{router.bind_host}]" if ":" in router.bind_host else router.bind_host
+    document: dict[str, Any] = {
+        "listen": f"{host}:{router.port}",
+        "prefill": list(engines.prefill),
+        "decode": list(engines.decode),
+        "on_no_prefill": router.on_no_prefill,
+        "conversations": conversations,
+        "timeouts": {"shutdown_s": float(max(1, config.drain.timeout_s))},
+    }
+    if auth := _auth(config, keys_file):
+        document["auth"] = auth
+    return yaml.safe_dump(_merged(document, router.options), sort_keys=False)
+
+
+def check_router_file(path: Path) -> RouterConfig:
+    """Read the file as the router will.
+
+    Raises:
+        NodeConfigError: The router would refuse it.
+    """
+    try:
+        return build_config(path)
+    except ConfigError as error:
+        raise NodeConfigError(f"router.options or discovery: {error}") from error
+
+
+def _auth(config: NodeConfig, keys_file: Path | None) -> dict[str, str]:
+    auth = {"keys_file": str(keys_file)} if keys_file is not None else {}
+    return auth | ({"engine_key_env": ENGINE_KEY_VARIABLE} if config.keys.engines is not None else {})
+
+
+def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        merged[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
+    return merged
