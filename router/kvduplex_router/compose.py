@@ -12,22 +12,27 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from kvduplex_router.api.admin import admin_router
 from kvduplex_router.api.app import Front, build_app
+from kvduplex_router.api.auth import env_secret, load_authenticator
+from kvduplex_router.api.guard import Guard
 from kvduplex_router.api.operations import operations_router
+from kvduplex_router.api.passthrough import Passthrough
 from kvduplex_router.api.protocol import client_protocol
 from kvduplex_router.api.turns import TurnEndpoint
 from kvduplex_router.clock import Clock
-from kvduplex_router.config import Reuse, RouterConfig
+from kvduplex_router.config import AuthConfig, Reuse, RouterConfig
 from kvduplex_router.conversations.conversations import Conversations
 from kvduplex_router.conversations.leases import LeaseKeeper, LeaseService
 from kvduplex_router.conversations.store import MemoryStore
 from kvduplex_router.fleet.fleet import Fleet, build_fleet
 from kvduplex_router.fleet.health import HealthProber
+from kvduplex_router.http.request import forwardable
 from kvduplex_router.http.watchdog import Watchdog
 from kvduplex_router.pd.decode import AnswerHop
-from kvduplex_router.pd.kinds import CHAT, COMPLETIONS
 from kvduplex_router.pd.prefill import PrefillHop
 from kvduplex_router.pd.turn import TurnPolicy, TurnRunner
+from kvduplex_router.requests import apis
 from kvduplex_router.routing.admission import Admission
 from kvduplex_router.routing.picker import LeastInFlight
 from kvduplex_router.telemetry.metrics import Metrics
@@ -42,6 +47,7 @@ class Router:
 
     Attributes:
         asgi: The application to serve.
+        admin: The one to serve on the operators' own listener, when there is one.
         app: The FastAPI application inside it.
         fleet: Its engines.
         conversations: Its conversations.
@@ -53,6 +59,7 @@ class Router:
     """
 
     asgi: Front
+    admin: Front | None
     app: FastAPI
     fleet: Fleet
     conversations: Conversations
@@ -77,6 +84,8 @@ def compose(
         lease_service: Opens a decode engine's lease endpoint, ``tcp://HOST:PORT``.
     """
     watchdog = Watchdog()
+    engine_headers = _engine_headers(config.auth)
+    admin_key = None if config.admin.key_env is None else env_secret("admin.key_env", config.admin.key_env)
     fleet = build_fleet(config, watchdog=watchdog, clock=clock)
     settings = config.conversations
     leased = config.reuse in (Reuse.AUTO, Reuse.LEASED)
@@ -127,9 +136,11 @@ def compose(
         policy=TurnPolicy(config.on_no_prefill, config.retries, settings.prefill_ttl_s, settings.lease_ttl_s),
         clock=clock,
     )
-    for kind in (CHAT, COMPLETIONS):
-        endpoints[kind.path] = TurnEndpoint(kind, runner=runner, metrics=metrics, watchdog=watchdog, config=config)
-    prober = HealthProber(fleet, config.health, clock=clock)
+    for kind in apis.ALL:
+        endpoints[kind.path] = TurnEndpoint(
+            kind, runner=runner, metrics=metrics, watchdog=watchdog, config=config, engine_headers=engine_headers
+        )
+    prober = HealthProber(fleet, config.health, clock=clock, headers=engine_headers)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -144,10 +155,35 @@ def compose(
             watchdog.close()
 
     protocol = client_protocol(watchdog, header_s=config.timeouts.header_s)
-    app = build_app(
-        endpoints=endpoints, operations=operations_router(fleet, metrics), lifespan=lifespan, version=_version()
+    passthrough = Passthrough(
+        fleet=fleet,
+        admission=admission,
+        metrics=metrics,
+        watchdog=watchdog,
+        config=config,
+        engine_headers=engine_headers,
     )
-    return Router(Front(app, endpoints), app, fleet, conversations, store, keeper, metrics, prober, protocol)
+    operations = operations_router(fleet, metrics, engine_headers=engine_headers)
+    app = build_app(
+        endpoints=endpoints, routers=(operations, admin_router(fleet, gauges)), lifespan=lifespan, version=_version()
+    )
+    authenticator = load_authenticator(config.auth, clock=clock)
+    apart = config.admin.listen is not None
+    guard = Guard(authenticator, admin_key=admin_key, operators=not apart)
+    operators = Guard(authenticator, admin_key=admin_key, clients=False)
+    front, admin = (
+        Front(app, endpoints=endpoints, passthrough=passthrough, guard=each, metrics=metrics)
+        for each in (guard, operators)
+    )
+    return Router(front, admin if apart else None, app, fleet, conversations, store, keeper, metrics, prober, protocol)
+
+
+def _engine_headers(config: AuthConfig) -> bytes:
+    """Header lines that every request to an engine carries."""
+    if config.engine_key_env is None:
+        return b""
+    key = env_secret("auth.engine_key_env", config.engine_key_env)
+    return forwardable([(b"authorization", b"Bearer " + key.encode())])
 
 
 def _version() -> str:

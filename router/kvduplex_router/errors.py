@@ -149,19 +149,29 @@ class GatewayTimeoutError(RouterError):
 
 
 class EngineAnswerError(RouterError):
-    """An engine answered with an error that is the client's to see as it is.
+    """An engine answered with an error that is the client's to see.
 
-    Attributes:
-        engine_status: Status to pass on.
-        body: The engine's body, already freed of fields the client must not see.
-        content_type: Its content type.
+    Args:
+        status: Its status.
+        body: Its body when that is an error object, freed of fields the client must not see; None for one made from
+            the other arguments.
+        message: What it said.
+        type: Its error type.
+        retry_after: Its Retry-After.
     """
 
     reason = "engine_refused"
 
-    def __init__(self, status: int, body: bytes, content_type: str, *, retry_after: str | None = None) -> None:
-        super().__init__(f"engine answered {status}")
+    def __init__(
+        self,
+        status: int,
+        *,
+        body: bytes | None,
+        message: str,
+        type: str = "invalid_request_error",  # noqa: A002 - the API's own word
+        retry_after: str | None = None,
+    ) -> None:
+        super().__init__(message, retry_after_s=None if retry_after is None else int(retry_after))
         self.engine_status = status
+        self.engine_type = type
         self.body = body
-        self.content_type = content_type
-        self.retry_after = retry_after

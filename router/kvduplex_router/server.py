@@ -9,13 +9,14 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 import uvicorn
 import uvloop
 
-from kvduplex_router.compose import compose
+from kvduplex_router.api.app import Front
+from kvduplex_router.compose import Router, compose
 from kvduplex_router.config import RouterConfig
 from kvduplex_router.errors import ConfigError
 
@@ -30,12 +31,17 @@ def run(config: RouterConfig) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Raises:
-        ConfigError: The address cannot be bound.
+        ConfigError: An address cannot be bound, or a file or secret that the configuration names is missing.
     """
-    listener = bind(config.listen, write_s=config.timeouts.client_write_s)
-    _calm_collector()
-    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(config, listener))
+    with contextlib.ExitStack() as stack:
+        listeners = [
+            stack.enter_context(bind(address, write_s=config.timeouts.client_write_s))
+            for address in (config.listen, config.admin.listen)
+            if address is not None
+        ]
+        _calm_collector()
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        runner.run(serve(config, *listeners))
 
 
 def bind(address: str, *, write_s: float) -> socket.socket:
@@ -71,16 +77,46 @@ def _calm_collector() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-async def serve(config: RouterConfig, listener: socket.socket) -> None:
-    """Serve on a bound socket until the process is told to stop."""
+async def serve(config: RouterConfig, listener: socket.socket, admin: socket.socket | None = None) -> None:
+    """Serve on bound sockets until the process is told to stop.
+
+    Args:
+        config: The router's configuration.
+        listener: For clients.
+        admin: For operators, when the configuration asks for a listener of their own.
+    """
     router = compose(config)
-    settings = uvicorn.Config(
-        router.asgi, http=router.protocol, loop="none", ws="none", lifespan="on", access_log=False, log_config=None,
-        proxy_headers=False, server_header=False, date_header=False, timeout_keep_alive=_CLIENT_KEEP_ALIVE_S,
-        backlog=_BACKLOG, timeout_graceful_shutdown=int(config.timeouts.shutdown_s),
-    )  # fmt: skip
+    server = _Server(_settings(router, router.asgi, config, lifespan="on"))
     _log.info("router on http://%s over %d engines", config.listen, len(router.fleet.engines))
-    await _Server(settings).serve(sockets=[listener])
+    if router.admin is None or admin is None:
+        await server.serve(sockets=[listener])
+        return
+    aside = uvicorn.Server(_settings(router, router.admin, config, lifespan="off"))
+    aside.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment] # the other one decides
+    task = asyncio.create_task(aside.serve(sockets=[admin]))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        aside.should_exit = True
+        await task
+
+
+def _settings(router: Router, asgi: Front, config: RouterConfig, *, lifespan: Literal["on", "off"]) -> uvicorn.Config:
+    return uvicorn.Config(
+        asgi,
+        http=router.protocol,
+        loop="none",
+        ws="none",
+        lifespan=lifespan,
+        access_log=False,
+        log_config=None,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=_CLIENT_KEEP_ALIVE_S,
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=int(config.timeouts.shutdown_s),
+    )
 
 
 class _Server(uvicorn.Server):

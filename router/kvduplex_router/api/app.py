@@ -6,7 +6,7 @@ without passing its middleware, which would cost more than the rest of the route
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Any
@@ -16,8 +16,12 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from kvduplex_router.api.guard import PRINCIPAL, Guard
+from kvduplex_router.api.passthrough import passes
 from kvduplex_router.api.reply import Receive, Scope, Send
 from kvduplex_router.api.schemas import EXAMPLES
+from kvduplex_router.errors import RouterError
+from kvduplex_router.telemetry.metrics import Metrics
 
 __all__ = ["AsgiApp", "Front", "build_app"]
 
@@ -25,17 +29,20 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
-def build_app(*, endpoints: Mapping[str, AsgiApp], operations: APIRouter, lifespan: Lifespan, version: str) -> FastAPI:
+def build_app(
+    *, endpoints: Mapping[str, AsgiApp], routers: Iterable[APIRouter], lifespan: Lifespan, version: str
+) -> FastAPI:
     """Put all routes into one application.
 
     Args:
         endpoints: ASGI applications of the generating endpoints, by path.
-        operations: All other routes.
+        routers: All other routes.
         lifespan: What runs while the application does.
         version: For the OpenAPI document.
     """
     app = FastAPI(title="kvduplex router", version=version, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.include_router(operations)
+    for router in routers:
+        app.include_router(router)
     for path, endpoint in endpoints.items():
         app.router.routes.append(_raw_route(path, endpoint))
     app.add_exception_handler(HTTPException, _http_error)
@@ -43,17 +50,48 @@ def build_app(*, endpoints: Mapping[str, AsgiApp], operations: APIRouter, lifesp
 
 
 class Front:
-    """The ASGI application that is served: generating endpoints at once, everything else through FastAPI."""
+    """The ASGI application that is served: generating endpoints at once, everything else through FastAPI.
 
-    def __init__(self, app: FastAPI, endpoints: Mapping[str, AsgiApp]) -> None:
+    Args:
+        app: All routes.
+        endpoints: ASGI applications of the generating endpoints, by path.
+        passthrough: Serves what no route serves and an engine may.
+        guard: Stands in front of all of them.
+        metrics: Counts what is refused.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        *,
+        endpoints: Mapping[str, AsgiApp],
+        passthrough: AsgiApp,
+        guard: Guard,
+        metrics: Metrics,
+    ) -> None:
         self._app = app
         self._endpoints = dict(endpoints)
+        self._passthrough = passthrough
+        self._guard = guard
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
-        if endpoint is not None and scope["method"] == "POST":
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, method = scope["path"], scope["method"]
+        try:
+            scope[PRINCIPAL] = self._guard.admit(path, dict(scope["headers"]))
+        except RouterError as error:
+            self._metrics.rejections.inc(error.reason)
+            await self._guard.refuse(error, scope, send)
+            return
+        endpoint = self._endpoints.get(path)
+        if endpoint is not None and method == "POST":
             await endpoint(scope, receive, send)
+        elif endpoint is None and path != "/v1/models" and passes(method, path):
+            await self._passthrough(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -11,6 +11,7 @@ from kvduplex_router.api.receive import ClientGoneError, discard_body, read_body
 from kvduplex_router.api.reply import Receive, Reply, Scope, Send, rendered_error
 from kvduplex_router.errors import RequestTimeoutError, RouterError
 from kvduplex_router.http.watchdog import NEVER, Watchdog
+from kvduplex_router.requests.kinds import ErrorStyle
 
 __all__ = ["Client"]
 
@@ -73,9 +74,9 @@ class Client:
             self._translate()
             raise
 
-    async def refuse_unread(self, error: RouterError, headers: Mapping[str, str]) -> None:
+    async def refuse_unread(self, error: RouterError, style: ErrorStyle, headers: Mapping[str, str]) -> None:
         """Refuse a request whose body was not read to its end, in a way that lets the client read why."""
-        status, body, more = rendered_error(error)
+        status, body, more = rendered_error(error, style)
         length = {"content-length": str(len(body)), "connection": "close"}
         await self.reply.start(status, "application/json", {**headers, **more, **length})
         await self.reply.send(body)

@@ -10,6 +10,7 @@ import orjson
 
 from kvduplex_router.errors import EngineAnswerError, RouterError
 from kvduplex_router.http.watchdog import NEVER
+from kvduplex_router.requests.kinds import ErrorStyle
 
 __all__ = ["Receive", "Reply", "Scope", "Send", "rendered_error", "send_error", "send_json"]
 
@@ -87,16 +88,16 @@ async def send_json(reply: Reply, status: int, value: object, headers: Mapping[s
     await reply.whole(status, "application/json", orjson.dumps(value), headers or {})
 
 
-async def send_error(reply: Reply, error: RouterError, headers: Mapping[str, str]) -> None:
-    """Send an error in OpenAI's form; an engine's own error object is passed on as it is."""
-    status, body, more = rendered_error(error)
+async def send_error(reply: Reply, error: RouterError, style: ErrorStyle, headers: Mapping[str, str]) -> None:
+    """Send an error as the API spells it; an engine's own error object is passed on as it is."""
+    status, body, more = rendered_error(error, style)
     await reply.whole(status, "application/json", body, {**headers, **more})
 
 
-def rendered_error(error: RouterError) -> tuple[int, bytes, Mapping[str, str]]:
+def rendered_error(error: RouterError, style: ErrorStyle) -> tuple[int, bytes, Mapping[str, str]]:
     """Status, JSON body and extra headers of an error."""
     if isinstance(error, EngineAnswerError):
-        retry = {} if error.retry_after is None else {"retry-after": error.retry_after}
-        return error.engine_status, error.body, retry
-    body = {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.reason}}
+        made = style.body(error.engine_type, error.message, None, error.engine_status)
+        return error.engine_status, error.body or orjson.dumps(made), error.headers()
+    body = style.body(error.type, error.message, error.param, error.reason)
     return error.status, orjson.dumps(body), error.headers()

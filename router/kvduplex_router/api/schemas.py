@@ -28,4 +28,12 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
         "schema": _schema(["prompt"], prompt={"oneOf": [{"type": "string"}, {"type": "array"}]}),
         "example": {"model": "default", "prompt": "Once", "max_tokens": 16},
     },
+    "/v1/responses": {
+        "schema": _schema(["input"], input={"oneOf": [{"type": "string"}, {"type": "array"}]}),
+        "example": {"model": "default", "input": "Hello", "store": False},
+    },
+    "/v1/messages": {
+        "schema": _schema(["messages", "max_tokens"], messages=_MESSAGES, max_tokens={"type": "integer", "minimum": 1}),
+        "example": {**_TURN, "max_tokens": 16},
+    },
 }

@@ -7,7 +7,9 @@ import logging
 import secrets
 from typing import Final
 
+from kvduplex_router.api.auth import Principal
 from kvduplex_router.api.client import Client
+from kvduplex_router.api.guard import PRINCIPAL
 from kvduplex_router.api.receive import ClientGoneError
 from kvduplex_router.api.reply import Receive, Scope, Send, send_error
 from kvduplex_router.config import RouterConfig
@@ -15,18 +17,19 @@ from kvduplex_router.conversations.keys import checked_conversation_id
 from kvduplex_router.errors import BodyTooLargeError, EngineAnswerError, RequestTimeoutError, RouterError
 from kvduplex_router.http.request import forwardable
 from kvduplex_router.http.watchdog import Watchdog
-from kvduplex_router.pd.body import Body
 from kvduplex_router.pd.decode import BrokenStreamError
-from kvduplex_router.pd.fields import CONVERSATION_ID
-from kvduplex_router.pd.kinds import ApiKind
 from kvduplex_router.pd.request import Receipt, TurnRequest
 from kvduplex_router.pd.turn import TurnRunner
+from kvduplex_router.requests.body import Body
+from kvduplex_router.requests.fields import CONVERSATION_ID
+from kvduplex_router.requests.kinds import ApiKind
 from kvduplex_router.telemetry.metrics import Metrics
 
 __all__ = ["TurnEndpoint", "new_request_id"]
 
 _log = logging.getLogger("kvduplex.router.turn")
-_TRACE: Final = (b"traceparent", b"tracestate")
+_TRACE: Final[tuple[bytes, ...]] = (b"traceparent", b"tracestate")
+_TRACE_AND_KEY: Final = (*_TRACE, b"authorization")
 
 
 _PREFIX: Final = secrets.token_hex(8)
@@ -42,7 +45,14 @@ class TurnEndpoint:
     """An ASGI application for one API kind."""
 
     def __init__(
-        self, kind: ApiKind, *, runner: TurnRunner, metrics: Metrics, watchdog: Watchdog, config: RouterConfig
+        self,
+        kind: ApiKind,
+        *,
+        runner: TurnRunner,
+        metrics: Metrics,
+        watchdog: Watchdog,
+        config: RouterConfig,
+        engine_headers: bytes,
     ) -> None:
         self._kind = kind
         self._runner = runner
@@ -51,6 +61,8 @@ class TurnEndpoint:
         self._upload_s = config.timeouts.upload_s
         self._write_s = config.timeouts.client_write_s
         self._watchdog = watchdog
+        self._engine_headers = engine_headers
+        self._forward_authorization = config.auth.forward_authorization
         self.in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +71,7 @@ class TurnEndpoint:
         receipt, request_id = Receipt(), new_request_id()
         self.in_flight += 1
         try:
-            await self._serve(client, receipt, request_id)
+            await self._serve(client, receipt, request_id, scope.get(PRINCIPAL))
         except RouterError as error:
             await self._refuse(error, client, receipt, request_id)
         except BrokenStreamError as error:
@@ -79,20 +91,26 @@ class TurnEndpoint:
             self.in_flight -= 1
             self._metrics.turns.inc(self._kind.name, receipt.plan, receipt.outcome)
 
-    async def _serve(self, client: Client, receipt: Receipt, request_id: str) -> None:
+    async def _serve(self, client: Client, receipt: Receipt, request_id: str, caller: Principal | None) -> None:
         raw = await client.body(limit=self._limit, timeout_s=self._upload_s)
-        request = self._request(Body.parse(raw), client.headers, request_id)
+        request = self._request(Body.parse(raw), client.headers, request_id, "" if caller is None else caller.tenant)
         await client.while_connected(self._runner.run(request, client.reply, receipt))
 
-    def _request(self, body: Body, headers: dict[bytes, bytes], request_id: str) -> TurnRequest:
+    def _request(self, body: Body, headers: dict[bytes, bytes], request_id: str, tenant: str) -> TurnRequest:
         return TurnRequest(
             kind=self._kind,
             body=body,
-            tenant="",
+            tenant=tenant,
             request_id=request_id,
             conversation_id=_conversation_id(body, headers),
-            headers=_engine_headers(headers, request_id),
+            headers=self._headers(headers, request_id),
         )
+
+    def _headers(self, headers: dict[bytes, bytes], request_id: str) -> bytes:
+        """Header lines for engines: ours, and of the client's the trace context and what configuration allows."""
+        lines = b"x-request-id: %b\r\n%b" % (request_id.encode(), self._engine_headers)
+        allowed = _TRACE_AND_KEY if self._forward_authorization else _TRACE
+        return lines + forwardable([(name, headers[name]) for name in allowed if name in headers])
 
     async def _refuse(self, error: RouterError, client: Client, receipt: Receipt, request_id: str) -> None:
         receipt.outcome = error.reason
@@ -100,9 +118,9 @@ class TurnEndpoint:
             _log.info("turn %s: %s: %s", request_id, error.reason, error.message)
         headers = {"x-request-id": request_id, "x-kvduplex-plan": receipt.plan}
         if isinstance(error, (BodyTooLargeError, RequestTimeoutError)):
-            await client.refuse_unread(error, headers)
+            await client.refuse_unread(error, self._kind.errors, headers)
         else:
-            await send_error(client.reply, error, headers)
+            await send_error(client.reply, error, self._kind.errors, headers)
 
 
 def _conversation_id(body: Body, headers: dict[bytes, bytes]) -> str | None:
@@ -114,8 +132,3 @@ def _conversation_id(body: Body, headers: dict[bytes, bytes]) -> str | None:
     if header is None:
         return None
     return checked_conversation_id(header.decode("utf-8", "replace"), place="header X-Conversation-ID")
-
-
-def _engine_headers(headers: dict[bytes, bytes], request_id: str) -> bytes:
-    trace = forwardable((name, headers[name]) for name in _TRACE if name in headers)
-    return b"x-request-id: " + request_id.encode() + b"\r\n" + trace

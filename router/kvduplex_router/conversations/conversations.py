@@ -18,7 +18,8 @@ from kvduplex_router.conversations.reference import Reference
 from kvduplex_router.conversations.store import Store
 from kvduplex_router.fleet.engine import Engine
 from kvduplex_router.fleet.fleet import Fleet
-from kvduplex_router.pd.body import Body
+from kvduplex_router.requests.body import Body
+from kvduplex_router.requests.kinds import ApiKind
 
 __all__ = ["Continuation", "Conversations"]
 
@@ -67,20 +68,18 @@ class Conversations:
             return Reuse.LEASED if engine.address.lease_endpoint else Reuse.STOCK
         return self._reuse
 
-    async def begin(
-        self, *, tenant: str, kind: str, member: str, body: Body, conversation_id: str | None
-    ) -> Continuation:
+    async def begin(self, *, tenant: str, kind: ApiKind, body: Body, conversation_id: str | None) -> Continuation:
         """Find the conversation that a request continues and take its reference."""
         if self._reuse is Reuse.OFF:
             return Continuation(None, refusal=Refusal.OFF)
         if conversation_id is not None:
             key = id_key(tenant, body.text("model") or "", conversation_id)
-            return await self._judge(Continuation(key), await self._store.take(key), tenant, kind, member, body)
-        history = history_of(tenant, kind, member, body) if self._config.recognise else None
+            return await self._judge(Continuation(key), await self._store.take(key), tenant, kind, body)
+        history = history_of(tenant, kind, body) if self._config.recognise else None
         if not isinstance(history, ChatHistory):
             return Continuation(None, history, refusal=Refusal.FIRST_TURN)
         continuation = Continuation(history.end.digest, history)
-        return await self._judge(continuation, await self._recognise(history), tenant, kind, member, body)
+        return await self._judge(continuation, await self._recognise(history), tenant, kind, body)
 
     async def keep_lease(self, continuation: Continuation, engine: Engine, lease: str) -> None:
         """Remember a turn whose blocks `engine` holds under `lease`, and renew it while a next turn is likely."""
@@ -128,10 +127,10 @@ class Conversations:
         return None
 
     async def _judge(
-        self, continuation: Continuation, reference: Reference | None, tenant: str, kind: str, member: str, body: Body
+        self, continuation: Continuation, reference: Reference | None, tenant: str, kind: ApiKind, body: Body
     ) -> Continuation:
         if continuation.history is None and self._needs_history(reference):
-            continuation.history = history_of(tenant, kind, member, body)
+            continuation.history = history_of(tenant, kind, body)
         if reference is None:
             continuation.refusal = Refusal.FIRST_TURN
             return continuation

@@ -16,13 +16,13 @@ import msgspec
 import orjson
 
 from kvduplex_router.conversations.keys import KEY_BYTES, scope_digest
-from kvduplex_router.pd.body import Body
+from kvduplex_router.requests.body import Body
+from kvduplex_router.requests.kinds import ApiKind
 
 __all__ = ["ChatHistory", "Extension", "TextHistory", "history_of", "prompt_scope"]
 
 _MESSAGES: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _CANDIDATES: Final = 8
-_ASSISTANT: Final = b'"assistant"'
 
 SHAPING: Final = (
     "tools", "functions", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
@@ -56,8 +56,9 @@ class Extension:
 class ChatHistory:
     """A list of messages."""
 
-    def __init__(self, scope: bytes, messages: list[msgspec.Raw]) -> None:
+    def __init__(self, scope: bytes, messages: list[msgspec.Raw], turn_marks: tuple[bytes, ...]) -> None:
         self._scope = scope
+        self._turn_marks = turn_marks
         self._messages = messages
 
     @cached_property
@@ -104,7 +105,8 @@ class ChatHistory:
     def _boundaries(self) -> list[int]:
         found: list[int] = []
         for index in range(len(self._messages) - 1, 0, -1):
-            if _ASSISTANT in bytes(self._messages[index]):
+            message = bytes(self._messages[index])
+            if any(mark in message for mark in self._turn_marks):
                 found.append(index)
                 if len(found) == _CANDIDATES:
                     break
@@ -140,15 +142,17 @@ class TextHistory:
         return scope_digest(self._scope, text.encode("utf-8", "surrogatepass"))
 
 
-def history_of(tenant: str, kind: str, member: str, body: Body) -> ChatHistory | TextHistory | None:
+def history_of(tenant: str, kind: ApiKind, body: Body) -> ChatHistory | TextHistory | None:
     """The request's history; None when it has none that could be extended."""
-    raw = body.raw(member)
-    scope = prompt_scope(tenant, kind, body)
+    raw = body.raw(kind.history)
+    scope = prompt_scope(tenant, kind.name, body)
     if raw.startswith(b"["):
         try:
             messages = _MESSAGES.decode(raw)
         except (msgspec.DecodeError, RecursionError):
             return None
-        return ChatHistory(scope, messages) if messages and bytes(messages[0]).startswith(b"{") else None
-    text = body.text(member) if raw.startswith(b'"') else None
+        return (
+            ChatHistory(scope, messages, kind.turn_marks) if messages and bytes(messages[0]).startswith(b"{") else None
+        )
+    text = body.text(kind.history) if raw.startswith(b'"') else None
     return None if text is None else TextHistory(scope, text)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvduplex_router.fleet.breaker import Breaker
 from kvduplex_router.http.pool import Origin, Pool
-from kvduplex_router.routing.breaker import Breaker
 
 __all__ = ["Engine", "EngineHealth", "EngineRole"]
 

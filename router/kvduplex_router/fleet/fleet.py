@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from kvduplex_router.clock import Clock
 from kvduplex_router.config import EngineConfig, RouterConfig
+from kvduplex_router.fleet.breaker import Breaker
 from kvduplex_router.fleet.engine import Engine, EngineAddress, EngineHealth, EngineRole
 from kvduplex_router.fleet.tls import client_context
 from kvduplex_router.http.pool import Origin, Pool, Timeouts
 from kvduplex_router.http.watchdog import Watchdog
-from kvduplex_router.routing.breaker import Breaker
 
 __all__ = ["Fleet", "build_fleet"]
 

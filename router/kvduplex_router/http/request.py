@@ -7,7 +7,7 @@ from typing import Final
 
 from kvduplex_router.http.pool import Origin
 
-__all__ = ["forwardable", "get_request", "post_head", "post_request"]
+__all__ = ["forwardable", "get_request", "post_head", "post_request", "request_bytes"]
 
 _FORBIDDEN: Final = (b"\r", b"\n", b"\0")
 
@@ -29,6 +29,19 @@ def post_head(origin: Origin, target: str) -> bytes:
 def post_request(head: bytes, headers: bytes, body: bytes) -> bytes:
     """A complete POST from `post_head`, header lines and a body."""
     return b"%b%bcontent-length: %d\r\n\r\n%b" % (head, headers, len(body), body)
+
+
+def request_bytes(origin: Origin, method: str, target: bytes, headers: bytes, body: bytes) -> bytes:
+    """Any complete request; `target` and `headers` must be fit for a head."""
+    length = b"content-length: %d\r\n" % len(body) if body or method == "POST" else b""
+    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%b\r\n%b" % (
+        method.encode("ascii"),
+        target,
+        origin.authority.encode("ascii"),
+        headers,
+        length,
+        body,
+    )
 
 
 def get_request(origin: Origin, target: str, headers: bytes = b"") -> bytes:

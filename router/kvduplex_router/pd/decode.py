@@ -13,18 +13,20 @@ from kvduplex_router.conversations.answer import Answer, AnswerCollector
 from kvduplex_router.fleet.engine import Engine
 from kvduplex_router.http.request import post_head, post_request
 from kvduplex_router.http.sse import FrameBuffer, FrameTooLargeError
-from kvduplex_router.pd.body import Body
-from kvduplex_router.pd.fields import KV_PARAMS
 from kvduplex_router.pd.hop import Hop, HopFailedError, open_hop, reply_members
 from kvduplex_router.pd.request import Sink, TurnRequest
 from kvduplex_router.pd.stream_filter import StreamFilter
 from kvduplex_router.pd.usage import PromptUsage, with_prompt_usage
+from kvduplex_router.requests.body import Body
+from kvduplex_router.requests.fields import KV_PARAMS
+from kvduplex_router.requests.kinds import ErrorStyle
 from kvduplex_router.telemetry.metrics import Metrics
 
 __all__ = ["AnswerHop", "Answered", "BrokenStreamError"]
 
 _EVENT_STREAM: Final = "text/event-stream"
 _DONE: Final = b"data: [DONE]"
+_BAD_GATEWAY: Final = 502
 
 
 class BrokenStreamError(Exception):
@@ -91,7 +93,7 @@ class AnswerHop:
         collector = AnswerCollector() if collect else None
         try:
             if hop.response.content_type == _EVENT_STREAM:
-                relay = _Relay(hop, sink, headers, FrameBuffer(self._frame_limit))
+                relay = _Relay(hop, sink, headers, FrameBuffer(self._frame_limit), request.kind.errors)
                 return await relay.run(StreamFilter(ends=request.kind.stream_ends, usage=usage, collector=collector))
             if request.stream:
                 raise hop.unusable(f"answered {hop.response.content_type or 'no content type'} instead of a stream")
@@ -125,11 +127,14 @@ class AnswerHop:
 class _Relay:
     """Passes one stream on, frame by frame; the client is sent nothing before the first whole frame."""
 
-    def __init__(self, hop: Hop, sink: Sink, headers: Mapping[str, str], buffer: FrameBuffer) -> None:
+    def __init__(
+        self, hop: Hop, sink: Sink, headers: Mapping[str, str], buffer: FrameBuffer, errors: ErrorStyle
+    ) -> None:
         self._hop = hop
         self._sink = sink
         self._headers = headers
         self._buffer = buffer
+        self._errors = errors
 
     async def run(self, stream: StreamFilter) -> Answered:
         try:
@@ -166,6 +171,6 @@ class _Relay:
         if not self._sink.started:
             raise error
         message = "the engine's answer broke off; what arrived before this is incomplete"
-        frame = {"error": {"message": message, "type": "upstream_error", "param": None, "code": 502}}
-        await self._sink.end(b"data: " + orjson.dumps(frame) + b"\n\n")
+        value = orjson.dumps(self._errors.body("upstream_error", message, None, _BAD_GATEWAY))
+        await self._sink.end(self._errors.event(value))
         raise BrokenStreamError(str(error)) from error

@@ -6,7 +6,7 @@ What is the engine's own fault counts against it; what the client did wrong, or 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import orjson
@@ -16,8 +16,8 @@ from kvduplex_router.errors import BadRequestError, EngineAnswerError
 from kvduplex_router.fleet.engine import Engine
 from kvduplex_router.http.connection import Response
 from kvduplex_router.http.errors import ExchangeError, StaleConnectionError, StalledError
-from kvduplex_router.pd.body import decode_members
-from kvduplex_router.pd.fields import OWNED
+from kvduplex_router.requests.body import decode_members
+from kvduplex_router.requests.fields import OWNED
 
 __all__ = ["Hop", "HopFailedError", "open_hop", "reply_members"]
 
@@ -158,10 +158,7 @@ def _refusal(engine: Engine, response: Response, body: bytes) -> HopFailedError 
     retry_after = _integer_seconds(response.headers.get(b"retry-after"))
     if status in _CLIENT_ERRORS or (status == _INTERNAL and _LENGTH_MESSAGE.search(body)):
         engine.breaker.success()
-        shown = _presentable(body, response.content_type)
-        if shown is not None:
-            return EngineAnswerError(status, shown, "application/json", retry_after=retry_after)
-        return EngineAnswerError(status, _stand_in(status), "application/json", retry_after=retry_after)
+        return _shown(status, _error_object(body, response.content_type), body, retry_after)
     engine.breaker.fault()
     return HopFailedError(engine, "status", f"answered {status}", status=status, retry_after=retry_after)
 
@@ -170,31 +167,32 @@ def _integer_seconds(value: bytes | None) -> str | None:
     return value.decode() if value is not None and value.isdigit() else None
 
 
-def _presentable(body: bytes, content_type: str) -> bytes | None:
-    """An OpenAI error object without our own fields; None when the body is none."""
+def _error_object(body: bytes, content_type: str) -> dict[str, Any]:
+    """The body as a JSON object; empty when it is none."""
     if content_type != "application/json":
-        return None
+        return {}
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return None
-    if not isinstance(value, dict):
-        return None
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _shown(status: int, value: dict[str, Any], body: bytes, retry_after: str | None) -> EngineAnswerError:
+    """What of an engine's refusal the client is shown: an error object as it is, older forms as one, nothing else."""
     if isinstance(value.get("error"), dict):
-        return body if OWNED.isdisjoint(value) else orjson.dumps({k: v for k, v in value.items() if k not in OWNED})
-    message = value.get("message") or value.get("detail")
-    if message is None:
-        return None
-    return orjson.dumps(
-        {"error": {"message": message, "type": value.get("type"), "param": None, "code": value.get("code")}}
+        if not OWNED.isdisjoint(value):
+            body = orjson.dumps({name: member for name, member in value.items() if name not in OWNED})
+        return EngineAnswerError(status, body=body, message="", retry_after=retry_after)
+    message = value.get("message") or value.get("detail") or f"the engine refused the request with status {status}"
+    kind = value.get("type")
+    return EngineAnswerError(
+        status,
+        body=None,
+        message=message if isinstance(message, str) else orjson.dumps(message).decode(),
+        type=kind if isinstance(kind, str) else "invalid_request_error",
+        retry_after=retry_after,
     )
-
-
-def _stand_in(status: int) -> bytes:
-    return orjson.dumps(
-        {"error": {"message": f"the engine refused the request with status {status}", "type": "invalid_request_error",
-                   "param": None, "code": status}}
-    )  # fmt: skip
 
 
 def reply_members(hop: Hop, raw: bytes) -> dict[str, bytes | msgspec.Raw]:

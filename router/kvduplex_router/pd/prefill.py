@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from kvduplex_router.clock import Clock
 from kvduplex_router.fleet.engine import Engine
 from kvduplex_router.http.request import post_head, post_request
-from kvduplex_router.pd.fields import KV_PARAMS
 from kvduplex_router.pd.hop import Hop, open_hop, reply_members
 from kvduplex_router.pd.params import UnusableParamsError, checked_params
 from kvduplex_router.pd.request import TurnRequest
 from kvduplex_router.pd.shape import prefill_body
 from kvduplex_router.pd.usage import PromptUsage
+from kvduplex_router.requests.fields import KV_PARAMS
 
 __all__ = ["PrefillHop", "Prefilled"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvduplex_router.pd.body import Body
-from kvduplex_router.pd.kinds import ApiKind
+from kvduplex_router.requests.body import Body
+from kvduplex_router.requests.kinds import ApiKind
 
 __all__ = ["Receipt", "Sink", "TurnRequest"]
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-import orjson
-
-from kvduplex_router.pd.body import Body
-from kvduplex_router.pd.fields import KV_PARAMS, OWNED, client_extras
-from kvduplex_router.pd.kinds import ApiKind
+from kvduplex_router.requests.body import Body
+from kvduplex_router.requests.fields import KV_PARAMS, OWNED, client_extras
+from kvduplex_router.requests.kinds import ApiKind
 
 __all__ = ["decode_body", "prefill_body", "whole_body"]
 
@@ -23,11 +21,8 @@ _ANSWER_ONLY: Final = frozenset({
     "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend", "guided_whitespace_pattern",
     "structural_tag", "logit_bias", "allowed_token_ids", "bad_words", "thinking_token_budget", "repetition_detection",
     "return_token_ids", "return_tokens_as_token_ids", "return_prompt_text", "routed_experts_prompt_start", "store",
-    "background", "max_tokens", "max_completion_tokens",
+    "background", "max_tokens", "max_completion_tokens", "max_output_tokens", "stop_sequences",
 })  # fmt: skip
-
-_FORCING: Final = frozenset({"response_format", "tool_choice"})
-_UNFORCED: Final = frozenset({"none", "auto"})
 
 
 def prefill_body(kind: ApiKind, body: Body, params: bytes, *, keep_forcing: bool = False) -> bytes:
@@ -42,8 +37,8 @@ def prefill_body(kind: ApiKind, body: Body, params: bytes, *, keep_forcing: bool
     extra = {**client_extras(body), "stream": b"false", **kind.one_token, KV_PARAMS: params}
     without = _ANSWER_ONLY | OWNED
     if not keep_forcing:
-        without |= _FORCING
-        extra.update(_tool_choice(body))
+        without |= kind.forcing
+        extra.update(kind.unforced(body))
     return body.render(without=without, extra=extra)
 
 
@@ -55,12 +50,3 @@ def decode_body(body: Body, params: bytes) -> bytes:
 def whole_body(body: Body) -> bytes:
     """The body of a request that one engine serves alone."""
     return body.render(without=OWNED, extra=client_extras(body))
-
-
-def _tool_choice(body: Body) -> dict[str, bytes]:
-    """A forced tool is unforced: ``none`` renders the same tools and asks for no tool parser."""
-    if "tool_choice" not in body:
-        return {}
-    choice = body.get("tool_choice")
-    kept = isinstance(choice, str) and choice in _UNFORCED
-    return {"tool_choice": orjson.dumps(choice) if kept else b'"none"'}

@@ -11,14 +11,14 @@ import orjson
 
 from kvduplex_router.conversations.answer import Answer, AnswerCollector
 from kvduplex_router.http.sse import event_data, frames
-from kvduplex_router.pd.fields import KV_PARAMS
-from kvduplex_router.pd.usage import PromptUsage, with_prompt_usage
+from kvduplex_router.pd.usage import CACHED_MARKS, PromptUsage, with_prompt_usage
+from kvduplex_router.requests.fields import KV_PARAMS
 
 __all__ = ["StreamFilter"]
 
 _KV: Final = KV_PARAMS.encode()
-_DETAILS: Final = b'"prompt_tokens_details"'
-_ERROR: Final = b'{"error"'
+_ERRORS: Final = (b'{"error"', b'"type":"error"', b'"type": "error"')
+_NESTED: Final = ("response", "message")
 
 
 class StreamFilter:
@@ -49,9 +49,9 @@ class StreamFilter:
         """Look at whole frames and return what the client gets of them; may be empty."""
         if not self.finished:
             self.finished = any(end in block for end in self._ends)
-        if _ERROR in block:
+        if any(mark in block for mark in _ERRORS):
             self.failed = True
-        if self._collector is None and _KV not in block and _DETAILS not in block:
+        if self._collector is None and _KV not in block and not any(mark in block for mark in CACHED_MARKS):
             return block
         return b"".join([self._frame(frame) for frame in frames(block)])
 
@@ -64,7 +64,7 @@ class StreamFilter:
             self._collect(frame)
         if _KV in frame:
             frame = self._without_params(frame)
-        if _DETAILS in frame and self._usage is not None:
+        if self._usage is not None:
             frame = with_prompt_usage(frame, self._usage)
         return frame
 
@@ -75,12 +75,14 @@ class StreamFilter:
 
     def _without_params(self, frame: bytes) -> bytes:
         chunk = _decoded(frame)
-        if chunk is None or KV_PARAMS not in chunk:
-            return frame  # only in text
-        params = chunk.pop(KV_PARAMS)
-        if params is not None:
-            self.params = orjson.dumps(params)
-        if not chunk.get("choices") and not chunk.get("usage"):
+        places = (
+            [] if chunk is None else [chunk, *(chunk[name] for name in _NESTED if isinstance(chunk.get(name), dict))]
+        )
+        found = [place.pop(KV_PARAMS) for place in places if KV_PARAMS in place]
+        if chunk is None or not any(found):
+            return frame  # null, or only in text
+        self.params = orjson.dumps(next(filter(None, found)))
+        if "choices" in chunk and not chunk["choices"] and not chunk.get("usage"):
             return b""
         return _rebuilt(frame, chunk)
 

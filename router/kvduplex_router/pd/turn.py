@@ -122,8 +122,7 @@ class TurnRunner:
     async def _split(self, request: TurnRequest, sink: Sink, receipt: Receipt) -> None:
         continuation = await self._conversations.begin(
             tenant=request.tenant,
-            kind=request.kind.name,
-            member=request.kind.history,
+            kind=request.kind,
             body=request.body,
             conversation_id=request.conversation_id,
         )
@@ -224,7 +223,7 @@ class TurnRunner:
                 sink,
                 headers=_headers(request, receipt),
                 usage=prefilled.usage,
-                collect=mode is Reuse.STOCK and continuation.key is not None,
+                collect=mode is Reuse.STOCK and request.kind.collects and continuation.key is not None,
             )
         except asyncio.CancelledError:  # the client left: its conversation may go on from what was generated
             if lease is not None:

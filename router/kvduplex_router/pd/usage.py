@@ -15,8 +15,12 @@ import orjson
 
 __all__ = ["PromptUsage", "with_prompt_usage"]
 
-_DETAILS: Final = re.compile(rb'"prompt_tokens_details"\s*:\s*(\{[^{}]*\})')
-_PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
+_DETAILS: Final = re.compile(rb'"(?:prompt|input)_tokens_details"\s*:\s*(\{[^{}]*\})')
+_TOTAL: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d+)')
+_CACHE_READ: Final = re.compile(rb',?\s*"cache_read_input_tokens"\s*:\s*(\d+)')
+
+CACHED_MARKS: Final = (b'_tokens_details"', b'"cache_read_input_tokens"')
+"""A reply without any of these names no cached tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +42,16 @@ class PromptUsage:
 
     @classmethod
     def parse(cls, usage: object) -> PromptUsage:
-        """Read an OpenAI usage object, trusting no type."""
+        """Read a usage object of any of the APIs, trusting no type."""
         if not isinstance(usage, dict):
             return cls()
-        details = usage.get("prompt_tokens_details")
-        prompt = _count(usage.get("prompt_tokens"))
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+        read = _count(usage.get("cache_read_input_tokens"))
+        total = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
+        if read is not None:  # Anthropic counts what was read from the cache apart from the input
+            return cls(None if total is None else total + read, read)
         cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-        return cls(prompt, cached if cached is None or prompt is None else min(cached, prompt))
+        return cls(total, cached if cached is None or total is None else min(cached, total))
 
 
 def _count(value: Any) -> int | None:
@@ -53,19 +60,29 @@ def _count(value: Any) -> int | None:
 
 def with_prompt_usage(raw: bytes, usage: PromptUsage) -> bytes:
     """A reply, or a stream frame, whose cached count is the prefill hop's; unknown there, it is left out."""
-    if b'"prompt_tokens_details"' not in raw:
+    if b'"cache_read_input_tokens"' in raw:
+        return _apart(raw, usage)
+    if b'_tokens_details"' not in raw:
         return raw
-    total = _PROMPT_TOKENS.search(raw)
+    total = _TOTAL.search(raw)
 
     def details(match: re.Match[bytes]) -> bytes:
         start = raw[match.start() : match.start(1)]
         if usage.cached_tokens is None:
             return start + b"null"
         bound = int(total[1]) if total else usage.cached_tokens
-        try:
-            others = orjson.loads(match[1])
-        except orjson.JSONDecodeError:
-            others = {}
+        others = orjson.loads(match[1])
         return start + orjson.dumps({**others, "cached_tokens": min(usage.cached_tokens, bound)})
 
     return _DETAILS.sub(details, raw)
+
+
+def _apart(raw: bytes, usage: PromptUsage) -> bytes:
+    """Anthropic's form: what was read from the cache and the rest of the input are two numbers with one sum."""
+    given, read = _TOTAL.search(raw), _CACHE_READ.search(raw)
+    if given is None or read is None:
+        return raw
+    total = int(given[1]) + int(read[1])
+    cached = min(usage.cached_tokens or 0, total)
+    raw = _TOTAL.sub(lambda match: match[0][: -len(match[1])] + b"%d" % (total - cached), raw)
+    return _CACHE_READ.sub(lambda match: match[0][: -len(match[1])] + b"%d" % cached, raw)

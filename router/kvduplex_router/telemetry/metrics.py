@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from kvduplex_router.fleet.breaker import BreakerState
 from kvduplex_router.fleet.engine import EngineHealth
 from kvduplex_router.fleet.fleet import Fleet
-from kvduplex_router.routing.breaker import BreakerState
 from kvduplex_router.telemetry.instruments import Counter, Histogram
 
 __all__ = ["Metrics"]
@@ -36,6 +36,7 @@ class Metrics:
             "reuse_refused", "Turns that did not use their last turn's KV, by reason.", "reason"
         )
         self.hop_failures = self._counter("hop_failures", "Hops that failed by the engine's fault.", "hop", "reason")
+        self.rejections = self._counter("rejections", "Requests not let in, by reason.", "reason")
         self.prompt_tokens = self._counter(
             "prompt_tokens", "Prompt tokens as the hop that computed the prompt reported them."
         )

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from kvduplex_router.errors import BadRequestError
-from kvduplex_router.pd.body import Body, decode_members
+from kvduplex_router.requests.body import Body, decode_members
 
 __all__ = ["CONVERSATION_ID", "KV_PARAMS", "OWNED", "client_extras"]
 
