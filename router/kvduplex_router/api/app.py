@@ -99,7 +99,10 @@ class Front:
 def _raw_route(path: str, endpoint: AsgiApp) -> APIRoute:
     class RawRoute(APIRoute):
         async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-            await endpoint(scope, receive, send)
+            if scope["method"] == "POST":
+                await endpoint(scope, receive, send)
+            else:
+                await super().handle(scope, receive, send)
 
     return RawRoute(
         path, _documented, methods=["POST"], tags=["inference"], name=path, summary=f"POST {path}",

@@ -97,6 +97,7 @@ class Engine:
         self.connections = 0
         self.hang_health = False
         self.hung_probes = 0
+        self.probe_keys: list[str] = []
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -147,6 +148,8 @@ class Engine:
             writer.close()
 
     async def _dispatch(self, request: Request) -> None:
+        if request.target == "/health":
+            self.probe_keys.append(request.headers.get("authorization", ""))
         if request.target == "/health" and self.hang_health:
             self.hung_probes += 1
             await request.wait_gone()
