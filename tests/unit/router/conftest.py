@@ -337,6 +337,7 @@ class Cluster:
     prefill: list[Engine]
     decode: list[Engine]
     replicas: list[Engine]
+    stop_router: Callable[[], Awaitable[None]]
     after_ten: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -389,8 +390,11 @@ async def make_cluster() -> AsyncIterator[ClusterMaker]:
             if leases is not None:
                 options["lease_service"] = leases
             router = compose(config, **options)
-            port = await _serve(stack, router)
-            cluster = Cluster(router, Client(port), groups["prefill"], groups["decode"], groups["engines"])
+            serving = await stack.enter_async_context(contextlib.AsyncExitStack())
+            port = await _serve(serving, router)
+            cluster = Cluster(
+                router, Client(port), groups["prefill"], groups["decode"], groups["engines"], serving.aclose
+            )
             await eventually(lambda: not router.fleet.missing(), "engines are up")
             return cluster
 
