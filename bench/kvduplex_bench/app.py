@@ -16,10 +16,12 @@ from rich.table import Table
 from kvduplex_bench import cluster as clusters
 from kvduplex_bench import smoke as smoke_bench
 from kvduplex_bench.errors import BenchError
+from kvduplex_bench.transfer import transfer
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Measure a cluster.", no_args_is_help=True)
+app.command()(transfer)
 
 
 @app.callback()
