@@ -38,7 +38,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser: Any = httptools.HttpResponseParser(self)
         self._response: Response | None = None
-        self._head_bytes = 0
+        self._head_bytes = self._header_bytes = 0
         self._first_byte_s = 0.0
         self._idle_s = 0.0
         self.deadline = NEVER
@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
         """
         assert self._transport is not None and self._response is None  # noqa: S101, PT018 - the pool's own invariant
         response = self._response = Response(self)
-        self._head_bytes = 0
+        self._head_bytes = self._header_bytes = 0
         self.received = False
         self._first_byte_s = first_byte_s
         self._idle_s = idle_s
@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(BrokenAnswerError(f"the engine's answer is not valid HTTP ({type(error).__name__})"))
             return
-        if not response.has_head and self._head_bytes > _MAX_HEAD_BYTES:
+        if max(self._header_bytes, 0 if response.has_head else self._head_bytes) > _MAX_HEAD_BYTES:
             self._fail(BrokenAnswerError(f"the engine's response head is larger than {_MAX_HEAD_BYTES} bytes"))
             return
         response.wake()
@@ -140,6 +140,7 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collect a response header; of repeated ones the last counts."""
         if self._response is not None:
+            self._header_bytes += len(name) + len(value)
             self._response.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
