@@ -6,6 +6,7 @@ Runs without the CDK's command line too: ``python app.py --cluster clusters/trn2
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from datetime import UTC, datetime
@@ -19,6 +20,8 @@ from kvduplex_infra.cluster import load_cluster
 from kvduplex_infra.errors import InfraError
 from kvduplex_infra.nag import acknowledge, guard
 
+_SETTINGS = Path(__file__).with_name("cdk.json")
+
 
 def main() -> int:
     """Synthesise what the context or the command line names; 2 when it is refused."""
@@ -26,7 +29,8 @@ def main() -> int:
     parser.add_argument("--cluster", type=Path, help="cluster file; with the CDK's command line: -c cluster=FILE")
     parser.add_argument("--output", help="folder for the templates; the CDK's command line sets its own")
     options = parser.parse_args()
-    app = App(outdir=options.output)
+    # Feature flags change templates, so a run without the command line must have the same.
+    app = App(outdir=options.output, context=json.loads(_SETTINGS.read_text())["context"])
     named = options.cluster or app.node.try_get_context("cluster")
     if named is None:
         sys.stderr.write("app.py: no cluster named; add -c cluster=clusters/trn2.yaml (or --cluster FILE)\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from aws_cdk import Acknowledgment, App, Validations
+from aws_cdk import Acknowledgment, App, Token, Validations
 from cdk_nag import AwsSolutionsChecks
 from constructs import IConstruct
 
@@ -30,15 +30,17 @@ def acknowledge(stacks: ClusterStacks, cluster: Cluster) -> None:
         if place is not None:
             _keep(place, "AwsSolutions-SMG4", "keys")
     _keep(stacks.router.door.access_logs, "AwsSolutions-S1", "log_bucket")
+    given = stacks.identity.account
+    account = "<AWS::AccountId>" if Token.is_unresolved(given) else given
     for role, machines in stacks.identity.roles.items():
-        for resource, kind in _wildcards(cluster, role):
+        for resource, kind in _wildcards(cluster, role, account):
             _keep(machines, _WILDCARD.format(resource), kind)
 
 
-def _wildcards(cluster: Cluster, role: str) -> Iterator[tuple[str, str]]:
+def _wildcards(cluster: Cluster, role: str, account: str) -> Iterator[tuple[str, str]]:
     """Resources with a wildcard in the policy of `role`, as cdk-nag writes them, and what explains them."""
     names = Names(cluster.name)
-    where = f"{cluster.region}:<AWS::AccountId>"
+    where = f"{cluster.region}:{account}"
     stack = names.stack("router" if role == "router" else "engines")
     group = f"autoScalingGroup:*:autoScalingGroupName/{names.group(role)}"
     yield "*", "everything"

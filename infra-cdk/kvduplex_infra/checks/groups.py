@@ -22,9 +22,7 @@ def efa_groups(assembly: Assembly) -> Iterator[Finding]:
             rules = list(_rules(assembly, place, direction))
             others = [rule for rule in rules if not _is_self(assembly, place, rule)]
             if not any(_is_self(assembly, place, rule) and str(rule.get("IpProtocol")) == "-1" for rule in rules):
-                yield Finding(
-                    "efa.self", place, f"no {direction} of all traffic with itself; EFA sends nothing without"
-                )
+                yield Finding("efa.self", place, f"no {direction} of all traffic with itself; EFA needs it")
             if others:
                 yield Finding(
                     "efa.others", place, f"{len(others)} {direction} rules with others; EFA needs only itself"

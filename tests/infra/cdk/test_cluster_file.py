@@ -1,0 +1,110 @@
+"""A cluster that cannot be built is refused with key, value, reason and the nearest choice, before any synthesis."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvduplex_infra.cluster import load_cluster
+from kvduplex_infra.cluster.file import parse_cluster
+from kvduplex_infra.errors import ClusterFileError
+
+CLUSTERS = Path(__file__).parents[3] / "infra-cdk" / "clusters"
+NOW = datetime(2026, 12, 1, tzinfo=UTC)
+BLOCK = {"kind": "block", "id": "cr-0123456789abcdef0", "zone": "us-east-2b", "ends": "2027-01-15T11:30:00Z"}
+
+
+@pytest.fixture
+def trn2() -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((CLUSTERS / "trn2.yaml").read_text())
+    return values
+
+
+def refusal(values: dict[str, Any]) -> str:
+    with pytest.raises(ClusterFileError) as caught:
+        parse_cluster(values, where="c.yaml", now=NOW)
+    return str(caught.value)
+
+
+def with_key(values: dict[str, Any], key: str, value: object) -> dict[str, Any]:
+    """A copy of `values` with one dotted key set."""
+    changed = deepcopy(values)
+    section = changed
+    *path, last = key.split(".")
+    for part in path:
+        section = section.setdefault(part, {})
+    section[last] = value
+    return changed
+
+
+@pytest.mark.parametrize("path", sorted(CLUSTERS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_clusters_are_in_order(path: Path) -> None:
+    assert load_cluster(path, now=NOW).name.startswith("kvduplex-")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("prefill.instance_type", "p5en.48xlarge", ["prefill.instance_type", "p5en.48xlarge", "trn2.48xlarge"]),
+        ("prefill.instance_type", "trn2.3xlarge", ["cannot be routed to a Neuron device", "nearest: trn2"]),
+        ("prefill.instance_type", "trn9.huge", ["trn9.huge", "nearest"]),
+        ("region", "us-west-2", ["trn2.48xlarge is not listed in region us-west-2", "us-east-2", "us-west-2b"]),
+        ("zone", "us-east-2f", ["us-east-2f does not exist", "zones a, b, c"]),
+        ("router_zones", ["us-east-2a"], ["router_zones", "two zones"]),
+        ("prefill.count", 0, ["prefill.count", "greater than or equal to 1", "got 0"]),
+        ("decode.efa_interfaces", 17, ["decode.efa_interfaces: 17", "16"]),
+        ("recipe", "gpt-oss-20b", ["recipe: gpt-oss-20b", "gpt-oss-20b-trn2"]),
+        ("recipe", "llama-3.1-8b-trn1", ["no prefill/decode split"]),
+        ("access", {"mode": "public"}, ["access", "certificate_arn"]),
+        ("access", {"allowed_cidrs": ["0.0.0.0/0"]}, ["lets everyone in"]),
+        ("keys", {"clients": "none"}, ["keys.clients", "without keys", "generate"]),
+        ("network", {"internet": "none"}, ["model.source", "s3://"]),
+        ("network", {"internet": "none", "endpoints": False}, ["endpoints: false", "Session Manager"]),
+        ("state", {"enabled": False}, ["state.enabled", "router.count: 1"]),
+        ("model", {"id": "big/model", "parameters_b": 2000}, ["needs 3725 GiB", "leaves 1306 GiB"]),
+        ("image", {"ssm_parameter": "/kvduplex/x"}, ["ssm_version", "drifts"]),
+        ("prefill.capacity", {**BLOCK, "zone": "us-east-2c"}, ["us-east-2c", "nearest: zone: us-east-2c"]),
+        ("prefill.capacity", {**BLOCK, "ends": "2026-12-01T00:29:00Z"}, ["is over", "on_demand"]),
+        ("prefil", {}, ["prefil: unknown key, did you mean prefill?"]),
+        ("prefill.capcity", {}, ["prefill.capcity: unknown key, did you mean capacity?"]),
+        ("budget", {"monthly_usd": 100, "emails": []}, ["budget.emails"]),
+        ("router.instance_type", "trn7.large", ["router.instance_type", "trn7.large"]),
+    ],
+)
+def test_misfits_are_refused(trn2: dict[str, Any], key: str, value: object, told: list[str]) -> None:
+    message = refusal(with_key(trn2, key, value))
+    assert message.startswith("c.yaml: ")
+    assert not [part for part in told if part not in message], message
+
+
+def test_every_misfit_is_told_at_once(trn2: dict[str, Any]) -> None:
+    values = with_key(with_key(trn2, "zone", "us-west-2a"), "decode.instance_type", "trn2.3xlarge")
+    assert len(refusal(values).splitlines()) >= 3
+
+
+def test_an_offering_that_ec2_confirmed_overrules_the_table(trn2: dict[str, Any]) -> None:
+    values = trn2 | {"region": "eu-north-1", "zone": "eu-north-1a", "router_zones": [], "unlisted_offering": True}
+    assert parse_cluster(values, where="c.yaml", now=NOW).region == "eu-north-1"
+
+
+def test_a_block_that_still_runs_is_taken(trn2: dict[str, Any]) -> None:
+    values = with_key(with_key(trn2, "prefill.capacity", BLOCK), "decode.capacity", BLOCK)
+    assert parse_cluster(values, where="c.yaml", now=NOW).prefill is not None
+
+
+def test_layout_b_needs_efa() -> None:
+    values = yaml.safe_load((CLUSTERS / "cpu-smoke.yaml").read_text())
+    assert "nearest: A" in refusal(with_key(values, "decode.efa_layout", "B"))
+
+
+def test_unreadable_files_say_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(ClusterFileError, match=r"cluster files in .*: none"):
+        load_cluster(tmp_path / "x.yaml", now=NOW)
+    (tmp_path / "x.yaml").write_text("a: [")
+    with pytest.raises(ClusterFileError, match=r"x\.yaml: line 1: not YAML"):
+        load_cluster(tmp_path / "x.yaml", now=NOW)
