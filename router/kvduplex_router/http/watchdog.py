@@ -32,6 +32,11 @@ class Watchdog:
         self._watched: set[Watched] = set()
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def ticking(self) -> bool:
+        """Whether the timer runs."""
+        return self._timer is not None
+
     def add(self, item: Watched) -> None:
         """Begin to watch `item`."""
         self._watched.add(item)
