@@ -1,0 +1,99 @@
+"""Peers in processes of their own: forked from one that has imported everything, each around one agent and one region.
+
+Run as ``python peer_zygote.py SOCKET``. Each connection to SOCKET begins with a line of JSON
+``{"backend", "name", "size", "seed", "environment"}`` and is then a peer's: one command a line, one answer a line.
+The region holds the bytes that `numpy` draws from the seed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from importlib.metadata import entry_points
+from typing import Any
+
+import numpy as np
+
+from kvduplex_transfer.interface import BlockRef, MemoryRegion, Peer, TransferAgent, TransferBackend
+
+WAIT_S = 20.0
+
+
+class Program:
+    """Answers commands about one agent."""
+
+    def __init__(self, agent: TransferAgent, size: int, seed: int) -> None:
+        self.agent = agent
+        self.memory = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+        self.regions = agent.register([MemoryRegion(self.memory.ctypes.data, size)])
+
+    def answer(self, command: dict[str, Any]) -> Any:  # noqa: PLR0911 - one for each command
+        match command:
+            case {"do": "describe"}:
+                metadata = base64.b64encode(self.agent.metadata()).decode()
+                return {"metadata": metadata, "address": self.memory.ctypes.data, "pid": os.getpid()}
+            case {"do": "add_peer", "metadata": metadata}:
+                return self.agent.add_peer(base64.b64decode(metadata)).name
+            case {"do": "notify", "peer": peer, "payloads": payloads}:
+                for payload in payloads:
+                    self.agent.notify(Peer(peer), payload.encode())
+                return None
+            case {"do": "notifications"}:
+                return [[message.peer, message.payload.decode()] for message in self.agent.notifications()]
+            case {"do": "read", "peer": peer, "address": address, "length": length}:
+                return self._read(peer, address, length)
+            case {"do": "deregister"}:
+                self.agent.deregister(self.regions)
+                return None
+            case {"do": "reregister"}:
+                self.regions = self.agent.register([MemoryRegion(self.memory.ctypes.data, self.memory.nbytes)])
+                return None
+        raise ValueError(f"unknown command {command}")
+
+    def _read(self, peer: str, address: int, length: int) -> str:
+        local = [BlockRef(self.memory.ctypes.data, length)]
+        handle = self.agent.read(Peer(peer), [BlockRef(address, length)], local)
+        self.agent.wait(handle, WAIT_S)
+        self.agent.release(handle)
+        return base64.b64encode(self.memory[:length].tobytes()).decode()
+
+
+def serve(connection: socket.socket) -> None:
+    """Be one peer until the connection ends."""
+    with connection.makefile("rw", buffering=1) as lines:
+        wanted = json.loads(lines.readline())
+        os.environ.update(wanted["environment"])
+        (entry,) = entry_points(group="kvduplex.backends", name=wanted["backend"])
+        backend: TransferBackend = entry.load()()
+        with backend.open(wanted["name"]) as agent:
+            program = Program(agent, wanted["size"], wanted["seed"])
+            for line in lines:
+                lines.write(json.dumps({"result": program.answer(json.loads(line))}) + "\n")
+
+
+def main(path: str) -> None:
+    with contextlib.suppress(ImportError):  # imported, not opened: NIXL's threads must not exist before the fork
+        importlib.import_module("nixl._api")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        while True:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                serve(connection)
+                os._exit(0)
+            connection.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
