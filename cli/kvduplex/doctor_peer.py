@@ -10,7 +10,6 @@ import http.client
 import ipaddress
 import json
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvduplex_transfer.engine_options import WILDCARD_HOSTS
@@ -76,6 +75,11 @@ class PeerSeen:
     side_channel: Listener
     lease: Listener
 
+    @property
+    def reachable(self) -> bool:
+        """Whether its ports could be tried at all."""
+        return bool(self.addresses) and self.host not in WILDCARD_HOSTS
+
 
 def look_at_peer(host: str, ports: PeerPorts, *, deadline_s: float = _DEADLINE_S) -> PeerSeen:
     """Connect to each port of a peer; at most `deadline_s` seconds each."""
@@ -95,21 +99,21 @@ def look_at_peer(host: str, ports: PeerPorts, *, deadline_s: float = _DEADLINE_S
     )
 
 
-def judge_peer(seen: PeerSeen, ports: PeerPorts, *, facts: Mapping[str, str]) -> list[Finding]:
+def judge_peer(seen: PeerSeen, ports: PeerPorts, *, vllm: str | None) -> list[Finding]:
     """Compare a peer with this host.
 
     Args:
         seen: What was seen of it.
         ports: Which ports were tried.
-        facts: This host's own facts; ``vllm`` is its version.
+        vllm: Version of vLLM on this host; None when there is none.
     """
     address = _address(seen)
-    if not seen.addresses or seen.host in WILDCARD_HOSTS:
+    if not seen.reachable:
         return [address]
     return [
         address,
         _http(seen, ports.http),
-        _version(seen, facts.get("vllm")),
+        _version(seen, vllm),
         _side_channel(seen.side_channel, ports.side_channel),
         _lease(seen.lease, ports.lease),
     ]

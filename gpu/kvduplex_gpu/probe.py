@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvduplex_gpu.nvidia import check_devices, check_driver, check_fabric_manager, check_gdrcopy, nvidia_driver
 from kvduplex_gpu.options import Transport
 from kvduplex_gpu.software import check_engine, check_variables, engine_cuda
+from kvduplex_transfer.host.options import usual_ports
 from kvduplex_transfer.hostchecks.agent import check_agent
 from kvduplex_transfer.hostchecks.efa import check_efa, efa_devices
 from kvduplex_transfer.hostchecks.findings import warn
@@ -12,6 +13,7 @@ from kvduplex_transfer.hostchecks.identity import check_instance, instance_type_
 from kvduplex_transfer.hostchecks.instances import Accelerator, InstanceType, instance_type_named
 from kvduplex_transfer.hostchecks.limits import check_huge_pages, check_locked_memory, check_open_files
 from kvduplex_transfer.hostchecks.nixlplugin import check_nixl_plugin
+from kvduplex_transfer.hostchecks.ports import check_ports
 from kvduplex_transfer.hostchecks.pythonenv import PythonEnvironment, read_environment
 from kvduplex_transfer.hostchecks.variables import check_fabric_variables, check_side_channel
 from kvduplex_transfer.interface import Finding, Host, HostReport, NixlSettings, Severity
@@ -35,6 +37,7 @@ def probe(host: Host, *, interpreter: str, transport: Transport, settings: NixlS
         *check_open_files(host),
         *check_side_channel(host, single_host=transport is Transport.UCX),
         *check_variables(host),
+        check_ports(host, usual_ports()),
         *check_engine(environment),
         *_transfer(host, environment, interpreter, settings, transport),
     ]

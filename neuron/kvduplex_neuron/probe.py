@@ -12,6 +12,7 @@ from kvduplex_neuron.devices import (
 )
 from kvduplex_neuron.lines import Family, family_of_instance, line_of
 from kvduplex_neuron.software import check_engine, check_runtime, check_variables
+from kvduplex_transfer.host.options import usual_ports
 from kvduplex_transfer.hostchecks.agent import check_agent
 from kvduplex_transfer.hostchecks.efa import check_efa, efa_devices
 from kvduplex_transfer.hostchecks.findings import fail, ok
@@ -19,6 +20,7 @@ from kvduplex_transfer.hostchecks.identity import check_instance, instance_type_
 from kvduplex_transfer.hostchecks.instances import Accelerator, instance_type_named
 from kvduplex_transfer.hostchecks.limits import check_huge_pages, check_locked_memory, check_open_files
 from kvduplex_transfer.hostchecks.nixlplugin import check_nixl_plugin
+from kvduplex_transfer.hostchecks.ports import check_ports
 from kvduplex_transfer.hostchecks.pythonenv import PythonEnvironment, read_environment
 from kvduplex_transfer.hostchecks.variables import check_fabric_variables, check_side_channel
 from kvduplex_transfer.interface import Finding, Host, HostReport, NixlSettings, Severity
@@ -49,6 +51,7 @@ def probe(host: Host, *, interpreter: str, settings: NixlSettings) -> HostReport
         *check_fabric_variables(host),
         *check_side_channel(host),
         *check_variables(host),
+        check_ports(host, usual_ports()),
         *check_engine(host, environment, family),
     ]
     if _moves_kv(environment):

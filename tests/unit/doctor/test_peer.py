@@ -53,8 +53,8 @@ def peer() -> Iterator[PeerPorts]:
         context.destroy(linger=0)
 
 
-def problems(seen: PeerSeen, ports: PeerPorts, **facts: str) -> dict[str, Severity]:
-    found = judge_peer(seen, ports, facts=facts)
+def problems(seen: PeerSeen, ports: PeerPorts, vllm: str) -> dict[str, Severity]:
+    found = judge_peer(seen, ports, vllm=vllm)
     assert all(finding.why and finding.fix for finding in found if finding.severity is not OK)
     return {finding.check: finding.severity for finding in found if finding.severity is not OK}
 

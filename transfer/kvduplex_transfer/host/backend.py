@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from kvduplex_transfer.engine import engine_plan
-from kvduplex_transfer.host.options import HTTP_PORTS, SIDE_CHANNEL_PORTS, HostOptions
+from kvduplex_transfer.host.options import HostOptions, usual_ports
 from kvduplex_transfer.host.plan import engine_cores, engine_environment, engine_options
 from kvduplex_transfer.host.probe import probe
 from kvduplex_transfer.interface import (
@@ -53,9 +53,7 @@ class HostBackend:
 
     def probe(self, host: Host) -> HostReport:
         """Report what `host` has for CPU engines and what is wrong with it."""
-        ports = {f"{role} http": port for role, port in HTTP_PORTS.items()}
-        ports |= {f"{role} side channel": port for role, port in SIDE_CHANNEL_PORTS.items()}
-        return probe(host, cores=len(self._cores), interpreter=self._interpreter, ports=ports)
+        return probe(host, cores=len(self._cores), interpreter=self._interpreter, ports=usual_ports())
 
     def nixl_settings(self) -> NixlSettings:
         """UCX over TCP and shared memory, host memory."""

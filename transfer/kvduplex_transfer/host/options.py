@@ -11,7 +11,7 @@ from kvduplex_transfer.config import parse_options
 from kvduplex_transfer.engine_options import ConnectorKind
 from kvduplex_transfer.interface import Role
 
-__all__ = ["HTTP_PORTS", "LEASE_PORTS", "SIDE_CHANNEL_PORTS", "HostOptions"]
+__all__ = ["HTTP_PORTS", "LEASE_PORTS", "SIDE_CHANNEL_PORTS", "HostOptions", "usual_ports"]
 
 HTTP_PORTS = {Role.PREFILL: 8100, Role.DECODE: 8200}
 """First HTTP port of each role; the engine's index is added."""
@@ -109,3 +109,9 @@ class HostOptions(BaseModel):
     def engines(self, role: Role) -> int:
         """Engines of `role` on this machine."""
         return self.prefill_engines if role is Role.PREFILL else self.decode_engines
+
+
+def usual_ports() -> dict[str, int]:
+    """Ports of the first engine of each role, by purpose."""
+    kinds = {"http": HTTP_PORTS, "side channel": SIDE_CHANNEL_PORTS, "leases": LEASE_PORTS}
+    return {f"{role} {kind}": port for kind, ports in kinds.items() for role, port in ports.items()}

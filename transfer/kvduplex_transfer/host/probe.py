@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from kvduplex_transfer.hostchecks.findings import fail, ok, warn
-from kvduplex_transfer.hostchecks.ports import listening_ports
+from kvduplex_transfer.hostchecks.ports import check_ports
 from kvduplex_transfer.hostchecks.pythonenv import PythonEnvironment, read_environment
 from kvduplex_transfer.interface import Finding, Host, HostReport
 
@@ -45,7 +45,7 @@ def probe(host: Host, *, cores: int, interpreter: str, ports: Mapping[str, int])
         _version(environment, ("nixl",), (1, 4, 1), (1, 6)),
         _clashes(environment),
         _compiler(host),
-        _ports(host, ports),
+        check_ports(host, ports),
     ]
     return HostReport(backend="host", findings=tuple(findings), facts=_facts(host, environment, cores))
 
@@ -163,21 +163,6 @@ def _compiler(host: Host) -> Finding:
         expected,
         why="torch compiles helpers while the engine starts",
         fix="apt-get install -y gcc g++ or dnf install -y gcc gcc-c++",
-    )
-
-
-def _ports(host: Host, ports: Mapping[str, int]) -> Finding:
-    taken = listening_ports(host)
-    busy = [f"{port} ({purpose})" for purpose, port in ports.items() if port in taken]
-    expected = ", ".join(f"{port} ({purpose})" for purpose, port in ports.items()) + " free"
-    if not busy:
-        return ok("host.ports", "all free", expected)
-    return warn(
-        "host.ports",
-        "in use: " + ", ".join(busy),
-        expected,
-        why="engines at the default ports will not start; harmless when these are the running engines",
-        fix="`ss -ltnp` names the holders; stop them or choose other ports",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvduplex_transfer.hostchecks.findings import fail, ok
+from kvduplex_transfer.hostchecks.findings import ok, warn
 from kvduplex_transfer.interface import Finding, Host
 
 __all__ = ["check_ports", "listening_ports"]
@@ -18,27 +18,25 @@ def listening_ports(host: Host) -> frozenset[int]:
     return frozenset(int(row[1].rpartition(":")[2], 16) for row in rows if len(row) > 3 and row[3] == _LISTEN)  # noqa: PLR2004
 
 
-def check_ports(host: Host, wanted: Mapping[str, int]) -> list[Finding]:
-    """Ports that are wanted but taken.
+def check_ports(host: Host, wanted: Mapping[str, int]) -> Finding:
+    """Whether engines could have the ports they usually listen on.
 
     Args:
         host: Machine to read.
         wanted: Ports by purpose, e.g. ``{"prefill http": 8100}``.
     """
     taken = listening_ports(host)
-    busy = {purpose: port for purpose, port in wanted.items() if port in taken}
-    expected = "free: " + ", ".join(f"{port} ({purpose})" for purpose, port in wanted.items())
+    busy = [f"{port} ({purpose})" for purpose, port in wanted.items() if port in taken]
+    expected = ", ".join(f"{port} ({purpose})" for purpose, port in wanted.items()) + " free"
     if not busy:
-        return [ok("ports.free", "free", expected)]
-    return [
-        fail(
-            "ports.free",
-            "in use: " + ", ".join(f"{port} ({purpose})" for purpose, port in busy.items()),
-            expected,
-            why="an engine that cannot bind its port ends at once",
-            fix=f"`ss -ltnp 'sport = :{next(iter(busy.values()))}'` names the holder; stop it or choose other ports",
-        )
-    ]
+        return ok("host.ports", "all free", expected)
+    return warn(
+        "host.ports",
+        "in use: " + ", ".join(busy),
+        expected,
+        why="engines at the default ports will not start; harmless when these are the running engines",
+        fix="`ss -ltnp` names the holders; stop them or choose other ports",
+    )
 
 
 def _rows(host: Host, path: str) -> list[str]:
