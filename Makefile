@@ -3,7 +3,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-# What is handed on to `kvduplex`: MODEL=folder-or-id, PORT=8000, ARGS="any other option".
+# What is handed on to `kvduplex`: MODEL=folder-or-id, PORT=8000, ARGS="any other option"; CLUSTER is a cluster file.
+CLUSTER ?= infra-cdk/clusters/cpu-smoke.yaml
 MODEL ?=
 PORT ?=
 ARGS ?=
@@ -12,7 +13,8 @@ SERVE_ARGS := $(if $(MODEL),--model $(MODEL)) $(if $(PORT),--port $(PORT)) $(ARG
 export PYTHON TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-base serve-cpu router doctor test test-fast test-e2e test-image lint types imports docs docs-serve \
+.PHONY: help setup setup-base serve-cpu router doctor test test-fast test-e2e test-image setup-infra test-infra synth \
+	lint types imports docs docs-serve \
 	bench-smoke lock clean
 
 help: ## List the targets
@@ -48,6 +50,16 @@ test-image: setup ## Provision the cpu image into a root of its own and serve fr
 lint: setup ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+setup-infra: setup ## Add the CDK and its command line to the environment (needs Node.js)
+	@.make/setup-infra.sh $(VENV)
+
+test-infra: setup-infra ## Types of the CDK app, every cluster synthesised, linted and deployed to an AWS in memory
+	$(BIN)/mypy infra-cdk tests/infra/cdk
+	$(BIN)/pytest -q -m infra --durations=10 tests/infra $(ARGS)
+
+synth: setup-infra ## Synthesise a cluster: make synth CLUSTER=infra-cdk/clusters/trn2.yaml
+	$(BIN)/python infra-cdk/app.py --cluster $(CLUSTER) --output infra-cdk/cdk.out
 
 types: setup ## mypy, strict
 	$(BIN)/mypy

@@ -1,7 +1,8 @@
 """Resolves the project's dependencies once and writes the pins that `make setup` installs.
 
-Run by `make lock` from the engine environment. One resolution over every extra keeps the two files consistent; the
-split puts what only the engine needs into engine-cpu.txt, so that the fast suite runs without it.
+Run by `make lock` from the engine environment. One resolution over every extra keeps the files consistent; the
+split puts what only the engine needs into engine-cpu.txt, so that the fast suite runs without it, and what only the
+CDK app needs into infra.txt.
 """
 
 import json
@@ -40,8 +41,9 @@ def write(path: Path, pins: dict[str, str], title: str) -> None:
 
 def main() -> None:
     """Resolve everything, then name what is left once the engine is taken out."""
-    everything = resolve("router,bench,dev,engine-cpu")
-    without_engine = set(resolve("router,bench,dev")) | BASE_TOO
+    everything = resolve("router,bench,dev,aws,infra,engine-cpu")
+    without_engine = set(resolve("router,bench,dev,aws")) | BASE_TOO
+    with_engine = set(resolve("router,bench,dev,aws,engine-cpu")) | BASE_TOO
     pins = {name: version for name, version in everything.items() if name not in KEPT_OUT}
     if "+cpu" not in pins["torch"]:
         raise SystemExit(
@@ -49,9 +51,11 @@ def main() -> None:
         )
     LOCKS.mkdir(exist_ok=True)
     base = {name: version for name, version in pins.items() if name in without_engine}
-    engine = {name: version for name, version in pins.items() if name not in without_engine}
+    engine = {name: version for name, version in pins.items() if name in with_engine - without_engine}
+    infra = {name: version for name, version in pins.items() if name not in with_engine}
     write(LOCKS / "base.txt", base, "Everything but the engine: router, command line, benchmarks, tests, docs.")
     write(LOCKS / "engine-cpu.txt", engine, "The engine, CPU build; on top of base.txt.")
+    write(LOCKS / "infra.txt", infra, "The CDK app and its tests; on top of the others.")
 
 
 if __name__ == "__main__":
