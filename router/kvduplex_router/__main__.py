@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 
 from kvduplex_router.errors import ConfigError
 from kvduplex_router.flags import config_from_argv
 from kvduplex_router.server import run
+from kvduplex_router.serving import log_to_stderr
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Flags; those of the process when not given.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     try:
         run(config_from_argv(sys.argv[1:] if argv is None else argv))
     except ConfigError as error:

@@ -20,10 +20,12 @@ from kvduplex_router.api.operations import operations_router
 from kvduplex_router.api.passthrough import Passthrough
 from kvduplex_router.api.protocol import client_protocol
 from kvduplex_router.api.turns import TurnEndpoint
+from kvduplex_router.api.view import FleetView, LocalView
 from kvduplex_router.clock import Clock
 from kvduplex_router.config import AuthConfig, Reuse, RouterConfig
 from kvduplex_router.conversations.conversations import Conversations
 from kvduplex_router.conversations.leases import LeaseKeeper, LeaseService
+from kvduplex_router.conversations.ledger import Ledger, LocalLedger
 from kvduplex_router.conversations.store import MemoryStore
 from kvduplex_router.fleet.fleet import Fleet, build_fleet
 from kvduplex_router.fleet.health import HealthProber
@@ -38,7 +40,7 @@ from kvduplex_router.routing.picker import LeastInFlight
 from kvduplex_router.telemetry.metrics import Metrics
 from kvduplex_transfer.leases.client import AsyncLeaseClient
 
-__all__ = ["Router", "compose"]
+__all__ = ["LedgerService", "Router", "compose", "compose_ledger"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,6 @@ class Router:
         admin: The one to serve on the operators' own listener, when there is one.
         app: The FastAPI application inside it.
         fleet: Its engines.
-        conversations: Its conversations.
-        store: Where their references are.
-        keeper: Who renews their leases.
         metrics: Its instruments.
         prober: Who probes the engines.
         protocol: uvicorn's ``http`` setting.
@@ -62,9 +61,6 @@ class Router:
     admin: Front | None
     app: FastAPI
     fleet: Fleet
-    conversations: Conversations
-    store: MemoryStore
-    keeper: LeaseKeeper
     metrics: Metrics
     prober: HealthProber
     protocol: Any
@@ -75,6 +71,8 @@ def compose(
     *,
     clock: Clock = time.monotonic,
     lease_service: Callable[[str], LeaseService] = AsyncLeaseClient,
+    ledger: Ledger | None = None,
+    fleet_view: FleetView | None = None,
 ) -> Router:
     """Build a router; must run inside the event loop that will serve it.
 
@@ -82,30 +80,18 @@ def compose(
         config: Validated configuration.
         clock: Monotonic seconds for all logic above the sockets.
         lease_service: Opens a decode engine's lease endpoint, ``tcp://HOST:PORT``.
+        ledger: Where references are kept, when that is not this process.
+        fleet_view: What operators see and change, when that is more than this process.
     """
     watchdog = Watchdog()
     engine_headers = _engine_headers(config.auth)
     admin_key = None if config.admin.key_env is None else env_secret("admin.key_env", config.admin.key_env)
     fleet = build_fleet(config, watchdog=watchdog, clock=clock)
     settings = config.conversations
-    leased = config.reuse in (Reuse.AUTO, Reuse.LEASED)
-    store = MemoryStore(
-        max_count=settings.max_count,
-        max_bytes=settings.max_bytes,
-        max_age_s=settings.decoder_kv_blocks_ttl_s,
-        clock=clock,
-    )
-    by_endpoint = {e.address.lease_endpoint: e for e in fleet.decode if e.address.lease_endpoint} if leased else {}
-    keeper = LeaseKeeper(
-        endpoints=by_endpoint,
-        ttl_s=settings.lease_ttl_s,
-        clock=clock,
-        connect=lease_service,
-        on_identity=lambda endpoint, identity: by_endpoint[endpoint].identify("lease", identity),
-    )
-    conversations = Conversations(
-        fleet=fleet, store=store, keeper=keeper, reuse=config.reuse, config=settings, clock=clock
-    )
+    local = None if ledger is not None else compose_ledger(config, clock=clock, lease_service=lease_service)
+    kept = local.ledger if local is not None else ledger
+    assert kept is not None  # noqa: S101 - one of the two
+    conversations = Conversations(fleet=fleet, ledger=kept, reuse=config.reuse, config=settings, clock=clock)
     admission = Admission(LeastInFlight(), queued=config.limits.queued, queue_s=config.limits.queue_s)
     endpoints: dict[str, TurnEndpoint] = {}
 
@@ -113,9 +99,7 @@ def compose(
         return {
             "turns_in_flight": sum(endpoint.in_flight for endpoint in endpoints.values()),
             "queued": admission.queued,
-            "references": store.count,
-            "reference_bytes": store.held_bytes,
-            "leases_renewed": keeper.count,
+            **(local.ledger.counts_now() if local is not None else {}),
         }
 
     metrics = Metrics(fleet, gauges)
@@ -144,7 +128,9 @@ def compose(
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(work) for work in (prober.run(), keeper.run(), conversations.sweep_forever())]
+        tasks = [asyncio.create_task(prober.run())]
+        if local is not None:
+            tasks.append(asyncio.create_task(local.run()))
         try:
             yield
         finally:
@@ -163,11 +149,12 @@ def compose(
         config=config,
         engine_headers=engine_headers,
     )
-    operations = operations_router(fleet, metrics, engine_headers=engine_headers)
+    view = fleet_view or LocalView(metrics)
+    operations = operations_router(fleet, view, engine_headers=engine_headers)
     app = build_app(
-        endpoints=endpoints, routers=(operations, admin_router(fleet, gauges)), lifespan=lifespan, version=_version()
+        endpoints=endpoints, routers=(operations, admin_router(fleet, view)), lifespan=lifespan, version=_version()
     )
-    authenticator = load_authenticator(config.auth, clock=clock)
+    authenticator = load_authenticator(config.auth, clock=clock, workers=config.workers)
     apart = config.admin.listen is not None
     guard = Guard(authenticator, admin_key=admin_key, operators=not apart)
     operators = Guard(authenticator, admin_key=admin_key, clients=False)
@@ -175,7 +162,41 @@ def compose(
         Front(app, endpoints=endpoints, passthrough=passthrough, guard=each, metrics=metrics)
         for each in (guard, operators)
     )
-    return Router(front, admin if apart else None, app, fleet, conversations, store, keeper, metrics, prober, protocol)
+    return Router(front, admin if apart else None, app, fleet, metrics, prober, protocol)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerService:
+    """A ledger and the work that keeps it true."""
+
+    ledger: LocalLedger
+    keeper: LeaseKeeper
+
+    async def run(self) -> None:
+        """Renew, release and sweep until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.keeper.run())
+            group.create_task(self.ledger.sweep_forever())
+
+
+def compose_ledger(
+    config: RouterConfig,
+    *,
+    clock: Clock = time.monotonic,
+    lease_service: Callable[[str], LeaseService] = AsyncLeaseClient,
+) -> LedgerService:
+    """Build the ledger of a router; must run inside the event loop that will use it."""
+    settings = config.conversations
+    leased = config.reuse in (Reuse.AUTO, Reuse.LEASED)
+    endpoints = {e.name: f"tcp://{e.lease}" for e in config.decode if e.lease is not None} if leased else {}
+    keeper = LeaseKeeper(endpoints=endpoints.values(), ttl_s=settings.lease_ttl_s, clock=clock, connect=lease_service)
+    store = MemoryStore(
+        max_count=settings.max_count,
+        max_bytes=settings.max_bytes,
+        max_age_s=settings.decoder_kv_blocks_ttl_s,
+        clock=clock,
+    )
+    return LedgerService(LocalLedger(store=store, keeper=keeper, endpoints=endpoints), keeper)
 
 
 def _engine_headers(config: AuthConfig) -> bytes:

@@ -1,30 +1,18 @@
-"""Serves a router on its socket until it is told to stop."""
+"""Runs a router: in this process, or as several workers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import logging
-import signal
-import socket
-from collections.abc import Iterator
-from typing import Final, Literal
-from urllib.parse import urlsplit
 
-import uvicorn
 import uvloop
 
-from kvduplex_router.api.app import Front
-from kvduplex_router.compose import Router, compose
+from kvduplex_router.compose import compose
 from kvduplex_router.config import RouterConfig
-from kvduplex_router.errors import ConfigError
+from kvduplex_router.serving import bind, calm_collector, serve
+from kvduplex_router.workers.supervisor import run_workers
 
-__all__ = ["bind", "run", "serve"]
-
-_BACKLOG: Final = 2048
-_CLIENT_KEEP_ALIVE_S: Final = 75
-_log = logging.getLogger("kvduplex.router")
+__all__ = ["run"]
 
 
 def run(config: RouterConfig) -> None:
@@ -33,102 +21,17 @@ def run(config: RouterConfig) -> None:
     Raises:
         ConfigError: An address cannot be bound, or a file or secret that the configuration names is missing.
     """
-    with contextlib.ExitStack() as stack:
-        listeners = [
-            stack.enter_context(bind(address, write_s=config.timeouts.client_write_s))
-            for address in (config.listen, config.admin.listen)
-            if address is not None
-        ]
-        _calm_collector()
-        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        runner.run(serve(config, *listeners))
-
-
-def bind(address: str, *, write_s: float) -> socket.socket:
-    """A listening socket whose connections are dropped when a client neither reads nor acknowledges for `write_s`.
-
-    Raises:
-        ConfigError: The address is taken or not this machine's.
-    """
-    parts = urlsplit(f"//{address}")
-    host, port = parts.hostname or "", parts.port or 0
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(write_s * 1000))
-    try:
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"listen: cannot serve on {address}: {error.strerror}; choose another with --listen"
-        ) from error
-    listener.setblocking(False)
-    return listener
-
-
-def _calm_collector() -> None:
-    """Keep the cycle collector from walking what lives for ever; requests make few cycles."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-
-
-async def serve(config: RouterConfig, listener: socket.socket, admin: socket.socket | None = None) -> None:
-    """Serve on bound sockets until the process is told to stop.
-
-    Args:
-        config: The router's configuration.
-        listener: For clients.
-        admin: For operators, when the configuration asks for a listener of their own.
-    """
-    router = compose(config)
-    server = _Server(_settings(router, router.asgi, config, lifespan="on"))
-    _log.info("router on http://%s over %d engines", config.listen, len(router.fleet.engines))
-    if router.admin is None or admin is None:
-        await server.serve(sockets=[listener])
+    if config.workers > 1:
+        run_workers(config)
         return
-    aside = uvicorn.Server(_settings(router, router.admin, config, lifespan="off"))
-    aside.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment] # the other one decides
-    task = asyncio.create_task(aside.serve(sockets=[admin]))
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        aside.should_exit = True
-        await task
+    with contextlib.ExitStack() as stack:
+        write_s = config.timeouts.client_write_s
+        listener = stack.enter_context(bind(config.listen, write_s=write_s))
+        admin = stack.enter_context(bind(config.admin.listen, write_s=write_s)) if config.admin.listen else None
+        calm_collector()
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
 
+        async def main() -> None:
+            await serve(compose(config), config, listener, admin)
 
-def _settings(router: Router, asgi: Front, config: RouterConfig, *, lifespan: Literal["on", "off"]) -> uvicorn.Config:
-    return uvicorn.Config(
-        asgi,
-        http=router.protocol,
-        loop="none",
-        ws="none",
-        lifespan=lifespan,
-        access_log=False,
-        log_config=None,
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=_CLIENT_KEEP_ALIVE_S,
-        backlog=_BACKLOG,
-        timeout_graceful_shutdown=int(config.timeouts.shutdown_s),
-    )
-
-
-class _Server(uvicorn.Server):
-    """A server for which being told to stop is a normal end, so that the process exits with 0."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
+        runner.run(main())

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, HTTPException
 
+from kvduplex_router.api.view import FleetView
 from kvduplex_router.fleet.engine import Engine
 from kvduplex_router.fleet.fleet import Fleet
 
 __all__ = ["admin_router"]
 
 
-def admin_router(fleet: Fleet, gauges: Callable[[], dict[str, float]]) -> APIRouter:
+def admin_router(fleet: Fleet, view: FleetView) -> APIRouter:
     """Routes under ``/admin``."""
     router = APIRouter(prefix="/admin", tags=["admin"])
 
@@ -21,20 +21,16 @@ def admin_router(fleet: Fleet, gauges: Callable[[], dict[str, float]]) -> APIRou
     async def engines() -> list[dict[str, Any]]:
         return [_described(engine) for engine in fleet.engines]
 
-    @router.get("/status", summary="What the router holds")
-    async def status() -> dict[str, float]:
-        return gauges()
-
     @router.post("/engines/{name}/drain", summary="Send nothing new to an engine; what it does goes on")
     async def drain(name: str) -> dict[str, Any]:
         engine = _found(fleet, name)
-        engine.draining = True
+        await view.set_draining(engine, draining=True)
         return _described(engine)
 
     @router.post("/engines/{name}/resume", summary="Use a drained engine again")
     async def resume(name: str) -> dict[str, Any]:
         engine = _found(fleet, name)
-        engine.draining = False
+        await view.set_draining(engine, draining=False)
         return _described(engine)
 
     return router

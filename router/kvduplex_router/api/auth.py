@@ -66,7 +66,7 @@ class _Bucket:
 
     def take(self, now: float) -> float:
         """Take one token; returns 0.0, or the seconds until there is one."""
-        self.tokens = min(self.per_minute, self.tokens + (now - self.at) * self.per_minute / 60)
+        self.tokens = min(max(self.per_minute, 1.0), self.tokens + (now - self.at) * self.per_minute / 60)
         self.at = now
         if self.tokens >= 1:
             self.tokens -= 1
@@ -93,10 +93,17 @@ _ANYONE: Final = Principal("")
 
 
 class Authenticator:
-    """Checks API keys; without any configured, everyone is the same caller."""
+    """Checks API keys; without any configured, everyone is the same caller.
 
-    def __init__(self, entries: Iterable[KeyEntry], *, clock: Clock) -> None:
+    Args:
+        entries: The keys.
+        clock: Monotonic seconds.
+        workers: Processes that share the keys' rates; each grants its part.
+    """
+
+    def __init__(self, entries: Iterable[KeyEntry], *, clock: Clock, workers: int = 1) -> None:
         self._clock = clock
+        self._workers = workers
         self._principals = {entry.digest(): self._principal(entry) for entry in entries}
 
     @property
@@ -125,8 +132,8 @@ class Authenticator:
         return found
 
     def _principal(self, entry: KeyEntry) -> Principal:
-        rate = entry.requests_per_minute
-        bucket = _Bucket(rate, rate, self._clock()) if rate else None
+        rate = entry.requests_per_minute / self._workers
+        bucket = _Bucket(rate, max(rate, 1.0), self._clock()) if rate else None
         digest = entry.digest()
         return Principal(entry.tenant or f"key:{digest.hex()[:_TENANT_HEX]}", digest, bucket)
 
@@ -138,7 +145,9 @@ def _presented_key(headers: Mapping[bytes, bytes]) -> bytes | None:
     return headers.get(b"x-api-key", b"").strip() or None
 
 
-def load_authenticator(config: AuthConfig, *, clock: Clock, environ: Mapping[str, str] = os.environ) -> Authenticator:
+def load_authenticator(
+    config: AuthConfig, *, clock: Clock, workers: int = 1, environ: Mapping[str, str] = os.environ
+) -> Authenticator:
     """Read the configured keys.
 
     Raises:
@@ -150,7 +159,7 @@ def load_authenticator(config: AuthConfig, *, clock: Clock, environ: Mapping[str
     if config.keys_env is not None:
         found = [key.strip() for key in env_secret("auth.keys_env", config.keys_env, environ).split(",")]
         entries += [_entry(f"environment variable {config.keys_env}", {"key": key}) for key in found if key]
-    return Authenticator(entries, clock=clock)
+    return Authenticator(entries, clock=clock, workers=workers)
 
 
 def env_secret(key: str, name: str, environ: Mapping[str, str] = os.environ) -> str:

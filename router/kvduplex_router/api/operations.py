@@ -9,11 +9,11 @@ from typing import Any, Final
 import orjson
 from fastapi import APIRouter, Response
 
+from kvduplex_router.api.view import FleetView
 from kvduplex_router.fleet.engine import Engine
 from kvduplex_router.fleet.fleet import Fleet
 from kvduplex_router.http.errors import ExchangeError
 from kvduplex_router.http.request import get_request
-from kvduplex_router.telemetry.metrics import Metrics
 
 __all__ = ["operations_router"]
 
@@ -22,7 +22,7 @@ _MODELS_LIMIT: Final = 4 * 1024 * 1024
 _OK: Final = 200
 
 
-def operations_router(fleet: Fleet, metrics: Metrics, *, engine_headers: bytes = b"") -> APIRouter:
+def operations_router(fleet: Fleet, view: FleetView, *, engine_headers: bytes = b"") -> APIRouter:
     """Routes over a fleet; `engine_headers` are header lines for engines."""
     router = APIRouter(tags=["operations"])
 
@@ -38,7 +38,7 @@ def operations_router(fleet: Fleet, metrics: Metrics, *, engine_headers: bytes =
 
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
     async def metrics_text() -> Response:
-        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await view.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @router.get("/v1/models", summary="Models of all engines", tags=["inference"])
     async def models() -> Response:

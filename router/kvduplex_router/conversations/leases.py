@@ -55,12 +55,10 @@ class HeldLease:
     Attributes:
         id: Lease id.
         endpoint: The engine's ``tcp://HOST:PORT``.
-        until: Monotonic seconds after which it is no longer renewed.
     """
 
     id: str
     endpoint: str
-    until: float
 
 
 class LeaseKeeper:
@@ -71,7 +69,6 @@ class LeaseKeeper:
         ttl_s: Seconds a lease lives from a renewal.
         clock: Monotonic seconds.
         connect: Opens an endpoint.
-        on_identity: Told ``(endpoint, engine_id)`` whenever an endpoint has said who it is.
     """
 
     def __init__(
@@ -81,13 +78,12 @@ class LeaseKeeper:
         ttl_s: float,
         clock: Clock,
         connect: Callable[[str], LeaseService],
-        on_identity: Callable[[str, str], None],
     ) -> None:
         self._ttl_s = ttl_s
         self._clock = clock
         self._services = {endpoint: connect(endpoint) for endpoint in endpoints}
-        self._on_identity = on_identity
-        self._held: dict[str, HeldLease] = {}
+        self._identities: dict[str, str] = {}
+        self._held: dict[str, tuple[HeldLease, float]] = {}
         self._lost: OrderedDict[str, None] = OrderedDict()
         self._released: dict[str, list[str]] = defaultdict(list)
         self._wake = asyncio.Event()
@@ -97,9 +93,13 @@ class LeaseKeeper:
         """Leases being renewed."""
         return len(self._held)
 
-    def hold(self, lease: HeldLease) -> None:
-        """Renew `lease` from now on."""
-        self._held[lease.id] = lease
+    def identity(self, endpoint: str) -> str | None:
+        """Who answers at an endpoint, as it last said; another than before means that its former leases are gone."""
+        return self._identities.get(endpoint)
+
+    def hold(self, lease: HeldLease, keep_s: float) -> None:
+        """Renew `lease` for `keep_s` seconds."""
+        self._held[lease.id] = (lease, self._clock() + keep_s)
 
     def let_go(self, lease_id: str) -> bool:
         """Stop renewing, for the lease is taken for a claim; False when its engine is known to have dropped it."""
@@ -130,8 +130,8 @@ class LeaseKeeper:
         """Renew what is due, all endpoints at once."""
         due: dict[str, list[str]] = {endpoint: [] for endpoint in self._services}
         now = self._clock()
-        for lease in list(self._held.values()):
-            if lease.until <= now:
+        for lease, until in list(self._held.values()):
+            if until <= now:
                 del self._held[lease.id]
             elif lease.endpoint in due:
                 due[lease.endpoint].append(lease.id)
@@ -153,7 +153,7 @@ class LeaseKeeper:
     async def _renew(self, endpoint: str, ids: list[str]) -> None:
         service = self._services[endpoint]
         try:
-            self._on_identity(endpoint, (await service.hello()).engine_id)
+            self._identities[endpoint] = (await service.hello()).engine_id
             alive = await service.renew(ids, self._ttl_s) if ids else frozenset()
         except Exception as error:  # noqa: BLE001 - a task boundary; the engine's own table stays the truth
             _log.warning("renewing %d leases at %s failed: %s", len(ids), endpoint, error)
@@ -177,7 +177,7 @@ class LeaseKeeper:
             self._lost.popitem(last=False)
 
     async def _goodbye(self) -> None:
-        for lease in self._held.values():
+        for lease, _ in self._held.values():
             self._released[lease.endpoint].append(lease.id)
         self._held.clear()
         with contextlib.suppress(TimeoutError):

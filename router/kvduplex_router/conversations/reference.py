@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from kvduplex_router.conversations.answer import Answer
 from kvduplex_router.conversations.history import Extension
@@ -12,15 +12,14 @@ __all__ = ["Reference"]
 _ENTRY_BYTES = 400
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(msgspec.Struct, frozen=True, array_like=True):
     """A handle on the KV a decode engine holds, good for one use.
 
     Attributes:
         engine: Name of the decode engine.
-        generation: How often that engine had changed its identity by then.
-        stored_at: Monotonic seconds.
+        stored_at: Monotonic seconds of this machine.
         turns: Turns this conversation has had.
+        identity: Who the engine said it was; None when it had not.
         lease: Lease id; None with stock engines.
         params: Transfer parameters for the prefill engine of the next turn, as JSON; None with leases.
         history: The end of the request that was answered; None when only the id counts.
@@ -28,9 +27,9 @@ class Reference:
     """
 
     engine: str
-    generation: int
     stored_at: float
     turns: int = 1
+    identity: str | None = None
     lease: str | None = None
     params: bytes | None = None
     history: Extension | None = None

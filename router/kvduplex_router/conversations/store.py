@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Protocol
 
 from kvduplex_router.clock import Clock
 from kvduplex_router.conversations.reference import Reference
 
-__all__ = ["MemoryStore", "Store"]
-
-
-class Store(Protocol):
-    """References by conversation key."""
-
-    async def take(self, key: bytes) -> Reference | None:
-        """Remove and return the reference; of concurrent calls one gets it."""
-
-    async def put(self, key: bytes, reference: Reference) -> list[Reference]:
-        """Store a reference and return those it displaced: the key's former one, and any dropped to stay in bounds."""
-
-    async def sweep(self) -> list[Reference]:
-        """Drop and return what is too old."""
+__all__ = ["MemoryStore"]
 
 
 class MemoryStore:
@@ -45,12 +31,12 @@ class MemoryStore:
         """Estimated bytes held."""
         return self._bytes
 
-    async def take(self, key: bytes) -> Reference | None:
-        """See `Store.take`."""
+    def take(self, key: bytes) -> Reference | None:
+        """Remove and return the reference, if there is one."""
         return self._pop(key)
 
-    async def put(self, key: bytes, reference: Reference) -> list[Reference]:
-        """See `Store.put`."""
+    def put(self, key: bytes, reference: Reference) -> list[Reference]:
+        """Store a reference and return those it displaced: the key's former one, and any dropped to stay in bounds."""
         former = self._pop(key)
         displaced = [] if former is None else [former]
         self._entries[key] = reference
@@ -59,8 +45,8 @@ class MemoryStore:
             displaced.append(self._drop_oldest())
         return displaced
 
-    async def sweep(self) -> list[Reference]:
-        """See `Store.sweep`; entries are in order of age, so this stops at the first young one."""
+    def sweep(self) -> list[Reference]:
+        """Drop and return what is too old; entries are in order of age, so this stops at the first young one."""
         limit = self._clock() - self._max_age_s
         dropped: list[Reference] = []
         while self._entries and next(iter(self._entries.values())).stored_at <= limit:

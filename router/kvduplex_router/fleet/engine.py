@@ -59,8 +59,7 @@ class Engine:
         self.in_flight = 0
         self.picked = 0  # number of its last pick, for the picker
         self.answered_at = float("-inf")
-        self.generation = 0
-        self._identities: dict[str, str] = {}
+        self.identity: str | None = None  # as its transfer parameters last said; another means a restart
 
     @property
     def usable(self) -> bool:
@@ -72,17 +71,3 @@ class Engine:
         """Whether it is below its own limit of requests in flight."""
         limit = self.address.max_in_flight
         return limit == 0 or self.in_flight < limit
-
-    def identify(self, source: str, identity: object) -> None:
-        """Note who answered; another identity than before means that everything the engine held is gone.
-
-        Args:
-            source: Where the identity was read; identities of different sources are not compared.
-            identity: What was read; anything but a string is ignored.
-        """
-        if not isinstance(identity, str):
-            return
-        known = self._identities.setdefault(source, identity)
-        if known != identity:
-            self._identities[source] = identity
-            self.generation += 1

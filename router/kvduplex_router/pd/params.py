@@ -30,11 +30,11 @@ class TransferParams:
 
     Attributes:
         raw: The JSON object to pass on.
-        identity: Who the engine says it is.
+        identity: Who the engine says it is; fresh for each start of it.
     """
 
     raw: bytes
-    identity: object
+    identity: str | None
 
 
 def checked_params(raw: bytes | None, engine: Engine, **changes: object) -> TransferParams:
@@ -59,7 +59,8 @@ def checked_params(raw: bytes | None, engine: Engine, **changes: object) -> Tran
     host = _checked_host(params.get("remote_host"), engine)
     if host != params.get("remote_host") or changes:
         raw = orjson.dumps({**params, **changes, "remote_host": host})
-    return TransferParams(raw, params.get("remote_engine_id"))
+    identity = params.get("remote_engine_id")
+    return TransferParams(raw, identity if isinstance(identity, str) else None)
 
 
 def merged_params(raw: bytes, more: Mapping[str, object]) -> bytes:

@@ -69,5 +69,5 @@ class PrefillHop:
             params = checked_params(None if given is None else bytes(given), hop.engine)
         except UnusableParamsError as error:
             raise hop.unusable(str(error)) from error
-        hop.engine.identify("transfer", params.identity)
+        hop.engine.identity = params.identity
         return Prefilled(params.raw, PromptUsage.of_member(members.get("usage")), self._clock())

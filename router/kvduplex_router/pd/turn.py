@@ -227,16 +227,16 @@ class TurnRunner:
             )
         except asyncio.CancelledError:  # the client left: its conversation may go on from what was generated
             if lease is not None:
-                await self._conversations.keep_lease(continuation, engine, lease)
+                self._conversations.keep_lease(continuation, engine, lease)
             raise
         except BaseException:
             if lease is not None:
                 self._conversations.release_lease(engine, lease)
             raise
-        await self._keep(continuation, engine, lease, answered, receipt)
+        self._keep(continuation, engine, lease, answered, receipt)
         self._compare(request, prefilled.usage, answered.usage)
 
-    async def _keep(
+    def _keep(
         self, continuation: Continuation, engine: Engine, lease: str | None, answered: Answered, receipt: Receipt
     ) -> None:
         """Remember where this turn's KV is."""
@@ -245,15 +245,15 @@ class TurnRunner:
             if lease is not None:
                 self._conversations.release_lease(engine, lease)
         elif lease is not None:
-            await self._conversations.keep_lease(continuation, engine, lease)
+            self._conversations.keep_lease(continuation, engine, lease)
         elif answered.params is not None and self._conversations.mode(engine) is Reuse.STOCK:
             try:
                 params = checked_params(answered.params, engine, **prefill_params())
             except UnusableParamsError as error:
                 _log.warning("no reference kept: %s", error)
                 return
-            engine.identify("transfer", params.identity)
-            await self._conversations.keep_params(continuation, engine, params.raw, answered.answer)
+            engine.identity = params.identity
+            self._conversations.keep_params(continuation, engine, params.raw, answered.answer)
 
     async def _without_prefill(self, request: TurnRequest, sink: Sink, receipt: Receipt, tried: _Attempts) -> None:
         if tried.last is not None and tried.last.engine.role is EngineRole.DECODE:

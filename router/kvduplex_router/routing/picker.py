@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvduplex_router.fleet.engine import Engine
 
@@ -31,8 +31,15 @@ class Picker(Protocol):
         """One usable engine with a free place, or None."""
 
 
+_SLACK: Final = 4
+
+
 class LeastInFlight:
-    """The fewest requests in flight; of equals the one picked longest ago. A preferred engine goes first."""
+    """The fewest requests in flight; of equals the one picked longest ago.
+
+    A preferred engine goes first while it has at most twice the least load and a few requests more; a conversation's
+    engine must not become everybody's.
+    """
 
     def __init__(self) -> None:
         self._picks = 0
@@ -40,15 +47,18 @@ class LeastInFlight:
     def pick(self, candidates: Sequence[Engine], context: PickContext) -> Engine | None:
         """Pick, see the class."""
         best: Engine | None = None
+        preferred: Engine | None = None
         for engine in candidates:
             if not engine.usable or not engine.has_place or engine.name in context.excluded:
                 continue
             if engine.name == context.preferred:
-                best = engine
-                break
+                preferred = engine
             if best is None or (engine.in_flight, engine.picked) < (best.in_flight, best.picked):
                 best = engine
-        if best is not None:
-            self._picks += 1
-            best.picked = self._picks
+        if best is None:
+            return None
+        if preferred is not None and preferred.in_flight <= 2 * best.in_flight + _SLACK:
+            best = preferred
+        self._picks += 1
+        best.picked = self._picks
         return best

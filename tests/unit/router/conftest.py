@@ -433,4 +433,5 @@ def tools() -> SimpleNamespace:
         read_answer=read_answer,
         read_chunks=read_chunks,
         Engine=Engine,
+        Client=Client,
     )

@@ -35,8 +35,8 @@ class Stores(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"f"]), size=st.integers(0, 3000))
     def put(self, key: bytes, size: int) -> None:
-        reference = Reference("d", 0, self.now, params=b"x" * size)
-        displaced = asyncio.run(self.store.put(key, reference))
+        reference = Reference("d", self.now, params=b"x" * size)
+        displaced = self.store.put(key, reference)
         expected = [self.model.pop(key)] if key in self.model else []
         self.model[key] = reference
         while len(self.model) > 4 or (sum(r.size for r in self.model.values()) > 4000 and len(self.model) > 1):
@@ -45,13 +45,13 @@ class Stores(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from([b"a", b"b", b"c", b"d"]))
     def take(self, key: bytes) -> None:
-        assert asyncio.run(self.store.take(key)) == self.model.pop(key, None)
-        assert asyncio.run(self.store.take(key)) is None
+        assert self.store.take(key) == self.model.pop(key, None)
+        assert self.store.take(key) is None
 
     @rule(seconds=st.floats(0, 8))
     def wait_and_sweep(self, seconds: float) -> None:
         self.now += seconds
-        dropped = asyncio.run(self.store.sweep())
+        dropped = self.store.sweep()
         old = [key for key, reference in self.model.items() if reference.stored_at <= self.now - 10]
         assert dropped == [self.model.pop(key) for key in old]
 

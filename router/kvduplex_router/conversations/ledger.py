@@ -1,0 +1,122 @@
+"""References and the leases behind them, kept together: who takes one takes the other.
+
+One ledger serves a router, however many processes it has; `kvduplex_router.workers` reaches it from others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from kvduplex_router.conversations.leases import HeldLease, LeaseKeeper
+from kvduplex_router.conversations.reference import Reference
+from kvduplex_router.conversations.store import MemoryStore
+
+__all__ = ["Fate", "Ledger", "LocalLedger", "Taken"]
+
+
+class Fate(StrEnum):
+    """What is known of a reference's lease; ``HELD`` also stands for a reference without one."""
+
+    HELD = "held"
+    LOST = "lost"
+    RESTARTED = "restarted"
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True):
+    """A reference that was taken, and its lease's fate."""
+
+    reference: Reference
+    fate: Fate
+
+
+class Ledger(Protocol):
+    """References by conversation key."""
+
+    async def take(self, keys: Sequence[bytes]) -> Taken | None:
+        """Remove and return the reference of the first of `keys` that has one; of concurrent calls one gets it."""
+
+    def put(self, key: bytes, reference: Reference, keep_s: float) -> None:
+        """Store a reference, in the place of the key's former one, and renew its lease for `keep_s` seconds."""
+
+    def release(self, engine: str, lease: str) -> None:
+        """Give a lease back to a decode engine."""
+
+    async def counts(self) -> Mapping[str, float]:
+        """What is held, by metric name."""
+
+
+class LocalLedger:
+    """A ledger in this process.
+
+    Args:
+        store: References.
+        keeper: Leases.
+        endpoints: Lease endpoints by engine name.
+    """
+
+    def __init__(self, *, store: MemoryStore, keeper: LeaseKeeper, endpoints: Mapping[str, str]) -> None:
+        self._store = store
+        self._keeper = keeper
+        self._endpoints = endpoints
+
+    async def take(self, keys: Sequence[bytes]) -> Taken | None:
+        """See `Ledger.take`."""
+        return self.take_now(keys)
+
+    def take_now(self, keys: Sequence[bytes]) -> Taken | None:
+        """`take` without a wait."""
+        for key in keys:
+            reference = self._store.take(key)
+            if reference is not None:
+                return Taken(reference, self._fate(reference))
+        return None
+
+    def put(self, key: bytes, reference: Reference, keep_s: float) -> None:
+        """See `Ledger.put`."""
+        endpoint = self._endpoints.get(reference.engine)
+        if reference.lease is not None and endpoint is not None:
+            identity = self._keeper.identity(endpoint)
+            self._keeper.hold(HeldLease(reference.lease, endpoint), keep_s)
+            reference = msgspec.structs.replace(reference, identity=identity)
+        for displaced in self._store.put(key, reference):
+            self._give_back(displaced)
+
+    def release(self, engine: str, lease: str) -> None:
+        """See `Ledger.release`."""
+        if (endpoint := self._endpoints.get(engine)) is not None:
+            self._keeper.release(lease, endpoint)
+
+    async def counts(self) -> Mapping[str, float]:
+        """See `Ledger.counts`."""
+        return self.counts_now()
+
+    def counts_now(self) -> Mapping[str, float]:
+        """`counts` without a wait."""
+        store = self._store
+        return {"references": store.count, "reference_bytes": store.held_bytes, "leases_renewed": self._keeper.count}
+
+    async def sweep_forever(self, interval_s: float = 5.0) -> None:
+        """Drop what is too old, with or without traffic, until cancelled."""
+        while True:
+            await asyncio.sleep(interval_s)
+            for dropped in self._store.sweep():
+                self._give_back(dropped)
+
+    def _fate(self, reference: Reference) -> Fate:
+        endpoint = self._endpoints.get(reference.engine)
+        if reference.lease is None or endpoint is None:
+            return Fate.HELD
+        held = self._keeper.let_go(reference.lease)
+        now = self._keeper.identity(endpoint)
+        if None not in (reference.identity, now) and reference.identity != now:
+            return Fate.RESTARTED
+        return Fate.HELD if held else Fate.LOST
+
+    def _give_back(self, reference: Reference) -> None:
+        if reference.lease is not None:
+            self.release(reference.engine, reference.lease)

@@ -1,0 +1,130 @@
+"""Sockets and the server on them, for a router of one process and for each worker of a larger one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from kvduplex_router.api.app import Front
+from kvduplex_router.compose import Router
+from kvduplex_router.config import RouterConfig
+from kvduplex_router.errors import ConfigError
+
+__all__ = ["bind", "calm_collector", "log_to_stderr", "serve"]
+
+_BACKLOG: Final = 2048
+_CLIENT_KEEP_ALIVE_S: Final = 75
+_log = logging.getLogger("kvduplex.router")
+
+
+def log_to_stderr() -> None:
+    """Log lines of this process, one event each."""
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
+
+
+def bind(address: str, *, write_s: float, shared: bool = False) -> socket.socket:
+    """A listening socket whose connections are dropped when a client neither reads nor acknowledges for `write_s`.
+
+    Args:
+        address: ``HOST:PORT``.
+        write_s: Seconds.
+        shared: Several sockets of this user may listen there, and the kernel spreads connections over them.
+
+    Raises:
+        ConfigError: The address is taken or not this machine's.
+    """
+    parts = urlsplit(f"//{address}")
+    family = socket.AF_INET6 if ":" in (parts.hostname or "") else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    options = [(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        options.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(write_s * 1000)))
+    if shared:
+        options.append((socket.SOL_SOCKET, socket.SO_REUSEPORT, 1))
+    try:
+        for option in options:
+            listener.setsockopt(*option)
+        listener.bind((parts.hostname, parts.port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"listen: cannot serve on {address}: {error.strerror}; choose another address") from error
+    listener.setblocking(False)
+    return listener
+
+
+def calm_collector() -> None:
+    """Keep the cycle collector from walking what lives for ever; requests make few cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
+async def serve(
+    router: Router, config: RouterConfig, listener: socket.socket, admin: socket.socket | None = None
+) -> None:
+    """Serve on bound sockets until the process is told to stop.
+
+    Args:
+        router: What to serve.
+        config: Its configuration.
+        listener: For clients.
+        admin: For operators, when they have a listener of their own.
+    """
+    server = _Server(_settings(router, router.asgi, config, lifespan="on"))
+    _log.info("router on http://%s over %d engines", config.listen, len(router.fleet.engines))
+    if router.admin is None or admin is None:
+        await server.serve(sockets=[listener])
+        return
+    aside = uvicorn.Server(_settings(router, router.admin, config, lifespan="off"))
+    aside.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment] # the other one decides
+    task = asyncio.create_task(aside.serve(sockets=[admin]))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        aside.should_exit = True
+        await task
+
+
+def _settings(router: Router, asgi: Front, config: RouterConfig, *, lifespan: Literal["on", "off"]) -> uvicorn.Config:
+    return uvicorn.Config(
+        asgi,
+        http=router.protocol,
+        loop="none",
+        ws="none",
+        lifespan=lifespan,
+        access_log=False,
+        log_config=None,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=_CLIENT_KEEP_ALIVE_S,
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=int(config.timeouts.shutdown_s),
+    )
+
+
+class _Server(uvicorn.Server):
+    """A server for which being told to stop is a normal end, so that the process exits with 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)

@@ -1,0 +1,126 @@
+"""The hub: the process that starts the workers, keeps their common ledger and adds up their metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from pathlib import Path
+from typing import Final
+
+from kvduplex_router.conversations.ledger import LocalLedger
+from kvduplex_router.telemetry.merge import merged
+from kvduplex_router.workers.messages import (
+    Collect,
+    Collected,
+    Drain,
+    FromWorker,
+    Put,
+    Release,
+    Scrape,
+    Scraped,
+    Take,
+    Took,
+    decode_from_worker,
+    encode,
+    read_frame,
+)
+
+__all__ = ["Hub"]
+
+_SCRAPE_S: Final = 2.0
+
+
+class Hub:
+    """Answers workers on a Unix socket.
+
+    Args:
+        ledger: The ledger they share.
+    """
+
+    def __init__(self, ledger: LocalLedger) -> None:
+        self._ledger = ledger
+        self._workers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._scrapes: dict[int, asyncio.Future[bytes]] = {}
+        self._numbers = itertools.count(1)
+        self._draining: dict[str, bool] = {}
+        self._server: asyncio.Server | None = None
+
+    @property
+    def workers(self) -> int:
+        """Workers connected now."""
+        return len(self._workers)
+
+    async def start(self, path: Path) -> None:
+        """Listen at `path`, in a folder only this user can enter."""
+        self._server = await asyncio.start_unix_server(self._serve, path)
+
+    async def close(self) -> None:
+        """Drop all workers."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._workers:
+            writer.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._workers.add(writer)
+        for engine, draining in self._draining.items():
+            writer.write(encode(Drain(engine, draining)))
+        try:
+            while True:
+                self._handle(decode_from_worker(await read_frame(reader)), writer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self._workers.discard(writer)
+            writer.close()
+
+    def _handle(self, message: FromWorker, writer: asyncio.StreamWriter) -> None:
+        match message:
+            case Take(number, keys):
+                writer.write(encode(Took(number, self._ledger.take_now(keys))))
+            case Put(key, reference, keep_s):
+                self._ledger.put(key, reference, keep_s)
+            case Release(engine, lease):
+                self._ledger.release(engine, lease)
+            case Scraped(number, text):
+                waiting = self._scrapes.get(number)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(text)
+            case Drain(engine, draining):
+                self._draining[engine] = draining
+                for each in self._workers:
+                    each.write(encode(message))
+            case Collect(number):
+                task = asyncio.create_task(self._collect(number, writer))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _collect(self, number: int, writer: asyncio.StreamWriter) -> None:
+        texts = await asyncio.gather(*(self._scrape(worker) for worker in list(self._workers)))
+        own = "".join(
+            f"# HELP kvduplex_router_{name} {name.replace('_', ' ').capitalize()}.\n"
+            f"# TYPE kvduplex_router_{name} gauge\nkvduplex_router_{name} {value}\n"
+            for name, value in {**self._ledger.counts_now(), "workers": self.workers}.items()
+        )
+        writer.write(encode(Collected(number, merged([*filter(None, texts), own.encode()]))))
+
+    async def _scrape(self, worker: asyncio.StreamWriter) -> bytes:
+        """A worker's metrics; nothing from one that does not answer in time."""
+        number = next(self._numbers)
+        waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._scrapes[number] = waiting
+        try:
+            worker.write(encode(Scrape(number)))
+            async with asyncio.timeout(_SCRAPE_S):
+                return await waiting
+        except (TimeoutError, ConnectionError):
+            return b""
+        finally:
+            with contextlib.suppress(KeyError):
+                del self._scrapes[number]

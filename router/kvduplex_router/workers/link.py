@@ -1,0 +1,122 @@
+"""A worker's connection to the hub: its ledger, and its view of the whole router."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from kvduplex_router.conversations.ledger import Taken
+from kvduplex_router.conversations.reference import Reference
+from kvduplex_router.fleet.engine import Engine
+from kvduplex_router.workers.messages import (
+    Collect,
+    Collected,
+    Drain,
+    FromHub,
+    Put,
+    Release,
+    Scrape,
+    Scraped,
+    Take,
+    Took,
+    decode_from_hub,
+    encode,
+    read_frame,
+)
+
+__all__ = ["HubLink"]
+
+_TAKE_S: Final = 1.0
+_COLLECT_S: Final = 5.0
+
+
+class HubLink:
+    """A `kvduplex_router.conversations.ledger.Ledger` and a `kvduplex_router.api.view.FleetView` kept by the hub.
+
+    A hub that does not answer costs a turn its reuse, never the turn.
+    """
+
+    def __init__(self) -> None:
+        self._writer: asyncio.StreamWriter | None = None
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count(1)
+        self.render: Callable[[], bytes] = bytes
+        self.on_drain: Callable[[str, bool], None] = lambda _engine, _draining: None
+
+    async def run(self, path: Path, connected: asyncio.Event) -> None:
+        """Connect and read until the hub is gone."""
+        reader, self._writer = await asyncio.open_unix_connection(path)
+        connected.set()
+        try:
+            while True:
+                self._handle(decode_from_hub(await read_frame(reader)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            self._writer.close()
+            self._writer = None
+
+    async def take(self, keys: Sequence[bytes]) -> Taken | None:
+        """See `Ledger.take`."""
+        number = next(self._numbers)
+        taken: Taken | None = await self._ask(Take(number, list(keys)), number, _TAKE_S)
+        return taken
+
+    def put(self, key: bytes, reference: Reference, keep_s: float) -> None:
+        """See `Ledger.put`."""
+        self._send(Put(key, reference, keep_s))
+
+    def release(self, engine: str, lease: str) -> None:
+        """See `Ledger.release`."""
+        self._send(Release(engine, lease))
+
+    async def counts(self) -> Mapping[str, float]:
+        """See `Ledger.counts`; the hub adds them to the metrics itself."""
+        return {}
+
+    async def metrics(self) -> bytes:
+        """See `FleetView.metrics`; this worker's alone when the hub does not answer."""
+        number = next(self._numbers)
+        text: bytes | None = await self._ask(Collect(number), number, _COLLECT_S)
+        return self.render() if text is None else text
+
+    async def set_draining(self, engine: Engine, *, draining: bool) -> None:
+        """See `FleetView.set_draining`."""
+        engine.draining = draining
+        self._send(Drain(engine.name, draining))
+
+    async def _ask(self, message: Take | Collect, number: int, timeout_s: float) -> Any:
+        if self._writer is None:
+            return None
+        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(message)
+            async with asyncio.timeout(timeout_s):
+                return await waiting
+        except TimeoutError:
+            return None
+        finally:
+            del self._waiting[number]
+
+    def _send(self, message: Take | Put | Release | Collect | Scraped | Drain) -> None:
+        if self._writer is not None:
+            self._writer.write(encode(message))
+
+    def _handle(self, message: FromHub) -> None:
+        match message:
+            case Took(number, taken):
+                self._answer(number, taken)
+            case Collected(number, text):
+                self._answer(number, text)
+            case Scrape(number):
+                self._send(Scraped(number, self.render()))
+            case Drain(engine, draining):
+                self.on_drain(engine, draining)
+
+    def _answer(self, number: int, value: object) -> None:
+        waiting = self._waiting.get(number)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(value)

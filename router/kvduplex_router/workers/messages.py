@@ -1,0 +1,128 @@
+"""What workers and the hub say to each other; processes of one router and one version, on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import msgspec
+
+from kvduplex_router.conversations.ledger import Taken
+from kvduplex_router.conversations.reference import Reference
+
+__all__ = [
+    "Collect",
+    "Collected",
+    "Drain",
+    "FromHub",
+    "FromWorker",
+    "Put",
+    "Release",
+    "Scrape",
+    "Scraped",
+    "Take",
+    "Took",
+    "decode_from_hub",
+    "decode_from_worker",
+    "encode",
+    "read_frame",
+]
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True):
+    pass
+
+
+class Take(_Message, frozen=True, tag="take"):
+    """Take a reference; answered by `Took`."""
+
+    number: int
+    keys: list[bytes]
+
+
+class Put(_Message, frozen=True, tag="put"):
+    """Store a reference."""
+
+    key: bytes
+    reference: Reference
+    keep_s: float
+
+
+class Release(_Message, frozen=True, tag="release"):
+    """Give a lease back."""
+
+    engine: str
+    lease: str
+
+
+class Collect(_Message, frozen=True, tag="collect"):
+    """Ask for the metrics of all workers; answered by `Collected`."""
+
+    number: int
+
+
+class Scraped(_Message, frozen=True, tag="scraped"):
+    """A worker's own metrics, in answer to `Scrape`."""
+
+    number: int
+    text: bytes
+
+
+class Drain(_Message, frozen=True, tag="drain"):
+    """Stop or resume sending to an engine; the hub tells all workers."""
+
+    engine: str
+    draining: bool
+
+
+class Took(_Message, frozen=True, tag="took"):
+    """Answer to `Take`."""
+
+    number: int
+    taken: Taken | None
+
+
+class Collected(_Message, frozen=True, tag="collected"):
+    """Answer to `Collect`."""
+
+    number: int
+    text: bytes
+
+
+class Scrape(_Message, frozen=True, tag="scrape"):
+    """Ask a worker for its metrics."""
+
+    number: int
+
+
+FromWorker = Take | Put | Release | Collect | Scraped | Drain
+FromHub = Took | Collected | Scrape | Drain
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_FROM_WORKER: Final = msgspec.msgpack.Decoder(FromWorker)
+_FROM_HUB: Final = msgspec.msgpack.Decoder(FromHub)
+
+
+def encode(message: FromWorker | FromHub) -> bytes:
+    """A message with its length in front."""
+    body = _ENCODER.encode(message)
+    return len(body).to_bytes(4, "big") + body
+
+
+def decode_from_worker(body: bytes) -> FromWorker:
+    """A message of a worker."""
+    return _FROM_WORKER.decode(body)
+
+
+def decode_from_hub(body: bytes) -> FromHub:
+    """A message of the hub."""
+    return _FROM_HUB.decode(body)
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """The next message's body.
+
+    Raises:
+        IncompleteReadError: The other side closed.
+    """
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
