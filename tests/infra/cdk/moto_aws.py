@@ -86,9 +86,9 @@ class _Parameter(_Kept):
         return Parameter.create_from_cloudformation_json(name, {"Properties": properties}, account_id, region_name)
 
 
-def _register(kind: str, base: type[_Kept] = _Kept, **attributes: str) -> None:
+def _register(kind: str, attributes: dict[str, str] | None = None, *, base: type[_Kept] = _Kept) -> None:
     # Moto knows a type by being a direct subclass of its base, in a module whose second part names the service.
-    members = {"kind": kind, "attributes": attributes, "__module__": "stubs.cloudformation"}
+    members = {"kind": kind, "attributes": attributes or {}, "__module__": "stubs.cloudformation"}
     for name in vars(_Kept).keys() | vars(base).keys():
         if (not name.startswith("__") and name not in members) or name == "__init__":
             members[name] = base.__dict__.get(name, _Kept.__dict__.get(name))
@@ -107,12 +107,12 @@ def _register_all() -> None:
         "AWS::SNS::TopicPolicy",
     ):
         _register(kind)
-    _register("AWS::CloudWatch::Alarm", Arn="arn:aws:cloudwatch:us-east-2:123456789012:alarm:kept")
-    _register("AWS::ElastiCache::ServerlessCache", **{"Endpoint.Address": "valkey.local", "Endpoint.Port": "6379"})
+    _register("AWS::CloudWatch::Alarm", {"Arn": "arn:aws:cloudwatch:us-east-2:123456789012:alarm:kept"})
+    _register("AWS::ElastiCache::ServerlessCache", {"Endpoint.Address": "valkey.local", "Endpoint.Port": "6379"})
     _register("AWS::SecretsManager::Secret", base=_Secret)
     _register("AWS::SSM::Parameter", base=_Parameter)
     # Moto has keys, and stumbles over their tags in templates; the last class of a type is the one it uses.
-    _register("AWS::KMS::Key", Arn="arn:aws:kms:us-east-2:123456789012:key/kept")
+    _register("AWS::KMS::Key", {"Arn": "arn:aws:kms:us-east-2:123456789012:key/kept"})
 
 
 def _teach_target_groups() -> None:
@@ -124,7 +124,7 @@ def _teach_target_groups() -> None:
         return str(self.arn).rpartition(":")[2]
 
     FakeTargetGroup.has_cfn_attr = classmethod(lambda _cls, attr: attr == "TargetGroupFullName")  # type: ignore[assignment,method-assign]
-    FakeTargetGroup.get_cfn_attribute = attribute  # type: ignore[method-assign,assignment]
+    FakeTargetGroup.get_cfn_attribute = attribute  # type: ignore[attr-defined]
 
 
 def main() -> None:

@@ -58,7 +58,8 @@ class Aws:
         return self.cdk("deploy", "--all", "--app", str(output), "--method=direct", "--require-approval", "never")
 
     def client(self, service: str) -> Any:
-        return boto3.client(
+        make: Callable[..., Any] = boto3.client  # by a name that is not literal, which its overloads do not take
+        return make(
             service,
             region_name=REGION,
             endpoint_url=self.endpoint,
