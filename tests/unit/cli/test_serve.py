@@ -97,7 +97,7 @@ def test_engines_get_different_cores_and_ports() -> None:
     cluster = planned(prefill=2, decode=2)
     ports = [port for unit in units(cluster) for port in unit.ports.values()]
     assert len(ports) == len(set(ports))
-    assert [unit.environment["VLLM_CPU_OMP_THREADS_BIND"] for unit in cluster.engines] == ["0", "1", "0", "1"]
+    assert [unit.environment["GOMP_CPU_AFFINITY"] for unit in cluster.engines] == ["0", "1", "0", "1"]
 
 
 def test_an_offset_moves_every_engine_port() -> None:

@@ -34,12 +34,13 @@ def plan(role: Role = Role.DECODE, index: int = 0, *, cores: int = 2, **settings
 def test_the_whole_plan_of_a_pair() -> None:
     prefill, decode = plan(Role.PREFILL), plan(Role.DECODE)
 
-    assert " ".join(decode.argv[:-1]) == (
+    before, _, after = " ".join(decode.argv).partition(" --kv-transfer-config ")
+    assert before == (
         "python -m vllm.entrypoints.openai.api_server --model /models/tiny --host 127.0.0.1 --port 8200 "
         "--tensor-parallel-size 1 --dtype float32 --seed 0 --block-size 32 --max-model-len 4096 "
-        "--kv-cache-memory-bytes 1073741824 --no-enable-log-requests --enforce-eager --enable-prefix-caching "
-        "--kv-transfer-config"
+        "--kv-cache-memory-bytes 1073741824 --no-enable-log-requests --enforce-eager --enable-prefix-caching"
     )
+    assert after.endswith(" --distributed-executor-backend vllm.v1.executor.uniproc_executor.UniProcExecutor")
     assert decode.environment == {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -47,8 +48,8 @@ def test_the_whole_plan_of_a_pair() -> None:
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "5700",
         "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "1",
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "GOMP_CPU_AFFINITY": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "KMP_BLOCKTIME": "0",
         "UCX_TLS": "tcp,self,sm",
         "UCX_NET_DEVICES": "lo",
@@ -56,7 +57,7 @@ def test_the_whole_plan_of_a_pair() -> None:
     }
     assert decode.ports == {"http": 8200, "side_channel": 5700}
     assert prefill.ports == {"http": 8100, "side_channel": 5600}
-    assert prefill.environment["VLLM_CPU_OMP_THREADS_BIND"] == "0"
+    assert prefill.environment["GOMP_CPU_AFFINITY"] == "0"
     assert (prefill.url, decode.url) == ("http://127.0.0.1:8100", "http://127.0.0.1:8200")
 
 
@@ -108,11 +109,11 @@ def test_engines_share_cores_evenly_when_there_are_too_few(prefill: int, decode:
     assert max(counts) - min(counts) <= 1
 
 
-def test_several_cores_are_named_to_vllm_and_openmp() -> None:
+def test_several_cores_are_named_to_openmp() -> None:
     environment = plan(Role.DECODE, cores=8, cores_per_engine=3).environment
 
     assert environment["OMP_NUM_THREADS"] == "3"
-    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "3,4,5"
+    assert environment["GOMP_CPU_AFFINITY"] == "3 4 5"
 
 
 def test_kv_leaves_the_machine_only_when_the_engines_may() -> None:
