@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from kvduplex_router.conversations.keys import scope_digest
 
 __all__ = ["Answer", "AnswerCollector", "answer_digest", "text_digest"]
@@ -17,8 +19,7 @@ __all__ = ["Answer", "AnswerCollector", "answer_digest", "text_digest"]
 _KNOWN: Final = frozenset({"role", "content", "tool_calls", "reasoning", "reasoning_content"})
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, array_like=True):
     """A finished answer.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from kvduplex_router.clock import Clock
 from kvduplex_router.config import ConversationConfig, Reuse
@@ -20,8 +20,7 @@ from kvduplex_router.requests.kinds import ApiKind
 __all__ = ["Continuation", "Conversations"]
 
 
-@dataclass(slots=True)
-class Continuation:
+class Continuation(msgspec.Struct):
     """A turn's place in its conversation.
 
     Attributes:

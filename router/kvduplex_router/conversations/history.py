@@ -7,7 +7,6 @@ chain's end among its own. A text prompt is the same with a single growing messa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Final
@@ -40,8 +39,7 @@ def prompt_scope(tenant: str, kind: str, body: Body) -> bytes:
     return scope_digest(b"scope", tenant.encode(), kind.encode(), body.raw("model"), *shaping)
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
+class Extension(msgspec.Struct, frozen=True, array_like=True):
     """A possible end of an earlier request inside this one.
 
     Attributes:

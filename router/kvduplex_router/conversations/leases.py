@@ -11,8 +11,9 @@ import contextlib
 import logging
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 from kvduplex_router.clock import Clock
 
@@ -48,8 +49,7 @@ class LeaseService(Protocol):
         """Close the connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLease:
+class HeldLease(msgspec.Struct, frozen=True):
     """A lease to keep.
 
     Attributes:

@@ -26,6 +26,7 @@ class Breaker:
         self._clock = clock
         self._faults = 0
         self._retry_at: float | None = None
+        self.closed = True  # kept beside `state`, for it is asked many times a request
 
     @property
     def state(self) -> BreakerState:
@@ -43,14 +44,17 @@ class Breaker:
         """A request is being sent; in ``HALF_OPEN`` this uses up the one trial."""
         if self._retry_at is not None:
             self._retry_at = self._clock() + self._open_s
+            self.closed = False
 
     def success(self) -> None:
         """The engine did its part."""
         self._faults = 0
         self._retry_at = None
+        self.closed = True
 
     def fault(self) -> None:
         """The engine failed by its own fault."""
         self._faults += 1
         if self._faults >= self._limit:
             self._retry_at = self._clock() + self._open_s
+            self.closed = False

@@ -64,7 +64,8 @@ class Engine:
     @property
     def usable(self) -> bool:
         """Whether a new request may go there."""
-        return self.health is not EngineHealth.DOWN and not self.draining and self.breaker.allows
+        breaker = self.breaker
+        return self.health is not EngineHealth.DOWN and not self.draining and (breaker.closed or breaker.allows)
 
     @property
     def has_place(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -22,7 +23,7 @@ __all__ = ["Origin", "Pool", "Timeouts"]
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Origin:
     """Scheme, host and port of an engine, and the value of its Host header."""
 
@@ -36,7 +37,7 @@ class Origin:
         parts = urlsplit(url)
         return cls(parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme])
 
-    @property
+    @cached_property
     def authority(self) -> str:
         """``HOST:PORT`` with IPv6 hosts in brackets."""
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 from kvduplex_router.http.pool import Origin
@@ -18,6 +19,7 @@ def forwardable(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return b"".join(kept)
 
 
+@lru_cache(maxsize=4096)
 def post_head(origin: Origin, target: str) -> bytes:
     """The constant part of a POST with a JSON body."""
     return (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import orjson
 
 from kvduplex_router.clock import Clock
@@ -16,7 +16,7 @@ from kvduplex_router.http.sse import FrameBuffer, FrameTooLargeError
 from kvduplex_router.pd.hop import Hop, HopFailedError, open_hop, reply_members
 from kvduplex_router.pd.request import Sink, TurnRequest
 from kvduplex_router.pd.stream_filter import StreamFilter
-from kvduplex_router.pd.usage import PromptUsage, with_prompt_usage
+from kvduplex_router.pd.usage import NO_USAGE, PromptUsage, with_prompt_usage
 from kvduplex_router.requests.body import Body
 from kvduplex_router.requests.fields import KV_PARAMS
 from kvduplex_router.requests.kinds import ErrorStyle
@@ -33,8 +33,7 @@ class BrokenStreamError(Exception):
     """A stream broke after the client had been sent a part of it; the client was told so in the stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """A complete answer was passed on.
 
     Attributes:
@@ -47,7 +46,7 @@ class Answered:
     params: bytes | None
     answer: Answer | None
     failed: bool = False
-    usage: PromptUsage = field(default_factory=PromptUsage)
+    usage: PromptUsage = NO_USAGE
 
 
 class AnswerHop:

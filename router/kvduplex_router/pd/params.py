@@ -6,9 +6,9 @@ An engine dials whatever host they name, so that host must be one of the registe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import orjson
 
 from kvduplex_router.fleet.engine import Engine
@@ -20,12 +20,24 @@ _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::", "*"})
 _PORTS: Final = range(1, 65_536)
 
 
+class _Named(msgspec.Struct):
+    """The members that are looked at."""
+
+    remote_block_ids: msgspec.Raw = msgspec.Raw(b"null")
+    remote_port: Any = None
+    remote_host: Any = None
+    remote_engine_id: Any = None
+
+
+_NAMED: Final = msgspec.json.Decoder(_Named)
+_NO_BLOCKS: Final = (b"null", b"[]", b"{}", b'""', b"false", b"0")
+
+
 class UnusableParamsError(Exception):
     """An engine's transfer parameters cannot be passed on."""
 
 
-@dataclass(frozen=True, slots=True)
-class TransferParams:
+class TransferParams(msgspec.Struct, frozen=True):
     """Checked transfer parameters.
 
     Attributes:
@@ -50,16 +62,18 @@ def checked_params(raw: bytes | None, engine: Engine, **changes: object) -> Tran
     Raises:
         UnusableParamsError: There are none, or they name a foreign host.
     """
-    params = None if raw is None else orjson.loads(raw)
-    if raw is None or not isinstance(params, dict) or not params.get("remote_block_ids"):
+    try:
+        named = None if raw is None else _NAMED.decode(raw)
+    except msgspec.DecodeError:
+        named = None
+    if raw is None or named is None or bytes(named.remote_block_ids) in _NO_BLOCKS:
         raise UnusableParamsError(f"{engine.role.value} engine {engine.name} returned no transfer parameters")
-    port = params.get("remote_port")
+    port, identity = named.remote_port, named.remote_engine_id
     if not isinstance(port, int) or isinstance(port, bool) or port not in _PORTS:
         raise UnusableParamsError(f"{engine.role.value} engine {engine.name} returned no usable remote_port")
-    host = _checked_host(params.get("remote_host"), engine)
-    if host != params.get("remote_host") or changes:
-        raw = orjson.dumps({**params, **changes, "remote_host": host})
-    identity = params.get("remote_engine_id")
+    host = _checked_host(named.remote_host, engine)
+    if host != named.remote_host or changes:
+        raw = orjson.dumps({**orjson.loads(raw), **changes, "remote_host": host})
     return TransferParams(raw, identity if isinstance(identity, str) else None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from kvduplex_router.clock import Clock
 from kvduplex_router.fleet.engine import Engine
@@ -17,8 +17,7 @@ from kvduplex_router.requests.fields import KV_PARAMS
 __all__ = ["PrefillHop", "Prefilled"]
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilled:
+class Prefilled(msgspec.Struct, frozen=True):
     """What a prefill engine computed.
 
     Attributes:

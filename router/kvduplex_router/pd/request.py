@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from kvduplex_router.requests.body import Body
 from kvduplex_router.requests.kinds import ApiKind
 
 __all__ = ["Receipt", "Sink", "TurnRequest"]
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
+class TurnRequest(msgspec.Struct, frozen=True):
     """One request of a client.
 
     Attributes:

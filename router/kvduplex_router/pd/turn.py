@@ -156,7 +156,7 @@ class TurnRunner:
         await self._without_prefill(request, sink, receipt, tried)
 
     async def _seat_decode(self, continuation: Continuation, tried: _Attempts) -> Seat:
-        context = PickContext(preferred=continuation.holder, excluded=frozenset(tried.failed))
+        context = _pick_context(tried, continuation.holder)
         try:
             return await self._admission.seat(self._fleet.decode, context, what="decode")
         except UnavailableError:
@@ -168,7 +168,7 @@ class TurnRunner:
         self, request: TurnRequest, receipt: Receipt, continuation: Continuation, tried: _Attempts
     ) -> Prefilled | None:
         """One prefill hop; None when the engine failed, or none is left to ask."""
-        context = PickContext(excluded=frozenset(tried.failed))
+        context = _pick_context(tried)
         try:
             seat = await self._admission.seat(self._fleet.prefill, context, what="prefill")
         except UnavailableError:
@@ -274,9 +274,7 @@ class TurnRunner:
         what = "decode" if self._fleet.disaggregated else "serving"
         while True:
             try:
-                seat = await self._admission.seat(
-                    self._fleet.whole, PickContext(excluded=frozenset(tried.failed)), what=what
-                )
+                seat = await self._admission.seat(self._fleet.whole, _pick_context(tried), what=what)
             except UnavailableError:
                 if tried.last is None:
                     raise
@@ -330,6 +328,10 @@ class TurnRunner:
                 prefill.prompt_tokens,
                 decode.prompt_tokens,
             )
+
+
+def _pick_context(tried: _Attempts, preferred: str | None = None) -> PickContext:
+    return PickContext(preferred, frozenset(tried.failed)) if tried.failed else PickContext(preferred)
 
 
 def _headers(request: TurnRequest, receipt: Receipt) -> dict[str, str]:

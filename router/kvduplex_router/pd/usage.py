@@ -7,13 +7,12 @@ computed the prompt knows how much of it was reused. So usage is the decode engi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 import orjson
 
-__all__ = ["PromptUsage", "with_prompt_usage"]
+__all__ = ["CACHED_MARKS", "NO_USAGE", "PromptUsage", "with_prompt_usage"]
 
 _DETAILS: Final = re.compile(rb'"(?:prompt|input)_tokens_details"\s*:\s*(\{[^{}]*\})')
 _TOTAL: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d+)')
@@ -23,8 +22,7 @@ CACHED_MARKS: Final = (b'_tokens_details"', b'"cache_read_input_tokens"')
 """A reply without any of these names no cached tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptUsage:
+class PromptUsage(msgspec.Struct, frozen=True):
     """What the hop that computed the prompt said.
 
     Attributes:
@@ -38,7 +36,7 @@ class PromptUsage:
     @classmethod
     def of_member(cls, raw: bytes | msgspec.Raw | None) -> PromptUsage:
         """Read a reply's usage member."""
-        return cls() if raw is None else cls.parse(orjson.loads(bytes(raw)))
+        return NO_USAGE if raw is None else cls.parse(orjson.loads(bytes(raw)))
 
     @classmethod
     def parse(cls, usage: object) -> PromptUsage:
@@ -52,6 +50,9 @@ class PromptUsage:
             return cls(None if total is None else total + read, read)
         cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
         return cls(total, cached if cached is None or total is None else min(cached, total))
+
+
+NO_USAGE: Final = PromptUsage()
 
 
 def _count(value: Any) -> int | None:

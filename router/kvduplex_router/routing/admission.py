@@ -70,13 +70,12 @@ class Admission:
             UnavailableError: None is usable.
             SaturatedError: All usable ones are full, and so is the queue, or the wait was too long.
         """
-        if not any(engine.usable and engine.name not in context.excluded for engine in candidates):
-            raise UnavailableError(
-                f"no {what} engine is usable now; /ready says which are down", retry_after_s=_RETRY_AFTER_S
-            )
         engine = None if self._waiters else self._picker.pick(candidates, context)
         if engine is not None:
             return Seat(engine, self)
+        if not any(each.usable and each.name not in context.excluded for each in candidates):
+            message = f"no {what} engine is usable now; /ready says which are down"
+            raise UnavailableError(message, retry_after_s=_RETRY_AFTER_S)
         return await self._wait(_Waiter(candidates, context, asyncio.get_running_loop().create_future()), what)
 
     def seat_free(self) -> None:

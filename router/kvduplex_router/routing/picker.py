@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final, Protocol
+
+import msgspec
 
 from kvduplex_router.fleet.engine import Engine
 
 __all__ = ["LeastInFlight", "PickContext", "Picker"]
 
 
-@dataclass(frozen=True, slots=True)
-class PickContext:
+class PickContext(msgspec.Struct, frozen=True):
     """What a choice may depend on.
 
     Attributes:
@@ -21,7 +21,7 @@ class PickContext:
     """
 
     preferred: str | None = None
-    excluded: frozenset[str] = field(default_factory=frozenset)
+    excluded: frozenset[str] = frozenset()
 
 
 class Picker(Protocol):
