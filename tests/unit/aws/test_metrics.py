@@ -93,5 +93,5 @@ def test_the_engines_gauge_is_taken_as_it_is() -> None:
 
 
 def test_what_is_no_exposition_is_refused() -> None:
-    with pytest.raises(ValueError, match="html"):
+    with pytest.raises(ValueError, match="float"):
         read("<html>{")
