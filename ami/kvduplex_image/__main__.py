@@ -15,7 +15,7 @@ import typer
 from kvduplex_image.bundle import make_bundle
 from kvduplex_image.errors import ImageError
 from kvduplex_image.imagebuilder import components, image_recipe
-from kvduplex_image.packer import packer_template
+from kvduplex_image.packer import packer_plugins, packer_template
 from kvduplex_image.publish import publish as publish_image
 from kvduplex_image.recipe import Flavour, ImageRecipe, load_recipe
 from kvduplex_image.requirements import closure, hashed_requirements, wheel_hashes
@@ -77,6 +77,7 @@ def packer(recipe_file: RecipeFile, out: OutFolder = Path("build/image")) -> Non
     )
     target = out / "image.pkr.json"
     target.write_text(json.dumps(template, indent=1) + "\n")
+    (out / "plugins.pkr.json").write_text(json.dumps(packer_plugins(), indent=1) + "\n")
     _say(f"{target}: build it with `packer init {out} && packer build {out}`")
 
 

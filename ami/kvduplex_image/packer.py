@@ -9,10 +9,15 @@ from typing import Any
 
 from kvduplex_image.recipe import ImageRecipe
 
-__all__ = ["packer_template"]
+__all__ = ["packer_plugins", "packer_template"]
 
 _PLUGIN = {"source": "github.com/hashicorp/amazon", "version": ">= 1.3.0"}
 _ON_MACHINE = "/var/tmp/kvduplex-bundle"  # noqa: S108 - on the build machine, which nobody else uses
+
+
+def packer_plugins() -> dict[str, Any]:
+    """The block that ``packer init`` reads; a file of its own, since Packer before 1.7 does not know it."""
+    return {"packer": {"required_version": ">= 1.9.0", "required_plugins": {"amazon": _PLUGIN}}}
 
 
 def packer_template(recipe: ImageRecipe, *, parent_image: str, bundle: str, bundle_sha256: str) -> dict[str, Any]:
@@ -25,7 +30,6 @@ def packer_template(recipe: ImageRecipe, *, parent_image: str, bundle: str, bund
         bundle_sha256: Its digest.
     """
     return {
-        "packer": {"required_version": ">= 1.9.0", "required_plugins": {"amazon": _PLUGIN}},
         "variable": _variables(),
         "source": {"amazon-ebs": {"kvduplex": _source(recipe, parent_image)}},
         "build": [
@@ -74,6 +78,8 @@ def _source(recipe: ImageRecipe, parent_image: str) -> dict[str, Any]:
             {
                 "device_name": "/dev/sda1",
                 "volume_type": "gp3",
+                "throughput": 250,
+                "iops": 3000,
                 "volume_size": recipe.volume_gib,
                 "encrypted": True,
                 "delete_on_termination": True,

@@ -52,9 +52,7 @@ def publish(manifest: Mapping[str, Any], *, ami: str, ssm: SSMClient) -> tuple[s
     """
     name = parameter_name(manifest["flavour"], manifest["version"])
     if (known := _value(ssm, name)) not in {None, ami}:
-        raise ImageError(
-            f"{name} is {known} already; images do not change under a version: raise version in the recipe"
-        )
+        raise ImageError(f"{name} is {known} already; a version is one image for good: raise version in the recipe")
     value = json.dumps(summary(manifest, ami=ami), sort_keys=True)
     if len(value.encode()) > MAX_PARAMETER_BYTES:
         raise ImageError(f"summary of {name}: {len(value.encode())} bytes, a parameter takes {MAX_PARAMETER_BYTES}")

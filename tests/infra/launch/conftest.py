@@ -19,6 +19,9 @@ from kvduplex.ec2.start import Launcher, Limits
 REGION = "us-east-2"
 PRICES = {"c7i.xlarge": 0.1785, "c7i.4xlarge": 0.714, "p5en.48xlarge": 63.296}
 
+SESSION: Any = boto3.Session(aws_access_key_id="testing", aws_secret_access_key="testing")
+"""One for all tests, because it keeps the services' models."""
+
 
 class _Response:
     status_code = 200
@@ -34,6 +37,7 @@ class Account:
         reservations: Answer of DescribeCapacityReservations.
         placement_groups: Placement groups by name, with their tags.
         calls: Operations that moto lacks, as they were called.
+        made: Clients by service; parsing a service's model takes a second.
     """
 
     ami: str
@@ -46,16 +50,18 @@ class Account:
     reservations: list[dict[str, Any]] = field(default_factory=list)
     placement_groups: dict[str, Any] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
+    made: dict[str, Any] = field(default_factory=dict)
 
     def client(self, service: str, **arguments: Any) -> Any:
         """A moto client whose missing calls are answered by this account."""
-        session: Any = boto3.Session(region_name=arguments.get("region_name") or REGION)
-        made = session.client(service)
-        for operation, answer in self._answers().items():
-            name, _, call = operation.partition(".")
-            if name == service:
-                made.meta.events.register(f"before-call.{operation}", self._handler(call, answer))
-        return made
+        if service not in self.made:
+            client = SESSION.client(service, region_name=arguments.get("region_name") or REGION)
+            for operation, answer in self._answers().items():
+                name, _, call = operation.partition(".")
+                if name == service:
+                    client.meta.events.register(f"before-call.{operation}", self._handler(call, answer))
+            self.made[service] = client
+        return self.made[service]
 
     def clients(self) -> Clients:
         return Clients(
@@ -113,10 +119,10 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
         monkeypatch.setenv(name, "testing")
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     with mock_aws():
-        ec2 = boto3.client("ec2", region_name=REGION)
+        ec2 = SESSION.client("ec2", region_name=REGION)
         subnet = ec2.describe_subnets()["Subnets"][0]
         image = ec2.describe_images(ImageIds=["ami-12c6146b"])["Images"][0]  # one of moto's own
-        iam = boto3.client("iam", region_name=REGION)
+        iam = SESSION.client("iam", region_name=REGION)
         iam.create_instance_profile(InstanceProfileName="kvduplex-node")
         iam.create_role(RoleName="kvduplex-node", AssumeRolePolicyDocument="{}")
         iam.add_role_to_instance_profile(InstanceProfileName="kvduplex-node", RoleName="kvduplex-node")

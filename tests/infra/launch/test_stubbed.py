@@ -19,9 +19,11 @@ OFFER = {"terms": {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": 
 FREE = {"terms": {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": "0.0000000000"}}}}}}}
 
 
+SESSION: Any = boto3.Session(region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
+
+
 def client(service: str) -> Any:
-    session: Any = boto3.Session(region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
-    return session.client(service)
+    return SESSION.client(service)
 
 
 @pytest.mark.parametrize(

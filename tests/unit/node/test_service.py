@@ -1,0 +1,177 @@
+"""Running a program as a service: real programs, a real notification socket, no systemd."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvduplex.errors import EngineFailedError
+from kvduplex.node.notify import Notifier
+from kvduplex.node.service import Pace, Service
+from kvduplex.supervise.unit import Unit, UnitKind
+
+SERVER = """
+import http.server, pathlib, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        healthy = pathlib.Path(sys.argv[2]).exists()
+        self.send_response(200 if healthy else 503); self.end_headers()
+        if not healthy:
+            with open(sys.argv[2] + ".refused", "a") as file: file.write(".")
+    def log_message(self, *_): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+FAST = Pace(start_s=20, probe_s=0.02, drain_s=5, grace_s=5)
+
+
+class Socket:
+    """Stands where systemd listens."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.datagrams.bind(str(path))
+        self.datagrams.setblocking(False)
+        self.seen: list[str] = []
+
+    def lines(self) -> list[str]:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.seen += self.datagrams.recv(4096).decode().splitlines()
+        return self.seen
+
+    async def saw(self, text: str) -> None:
+        async with asyncio.timeout(20):
+            while not any(text in line for line in self.lines()):  # noqa: ASYNC110 - datagrams set no event
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[Socket]:
+    listener = Socket(tmp_path / "notify")
+    yield listener
+    listener.datagrams.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Program:
+    """An HTTP server that is healthy as long as a file exists."""
+
+    def __init__(self, folder: Path, systemd: Socket, pace: Pace = FAST, script: str = SERVER) -> None:
+        self.healthy = folder / "healthy"
+        self.work: list[str | None] = []
+        port = free_port()
+        self.unit = Unit(
+            name="prefill-0",
+            kind=UnitKind.ENGINE,
+            argv=(sys.executable, "-c", script, str(port), str(self.healthy)),
+            url=f"http://127.0.0.1:{port}",
+            log=folder / "program.log",
+        )
+        self.stop = asyncio.Event()
+        self.service = Service(
+            self.unit,
+            environment={"PATH": "/usr/bin:/bin"},
+            notifier=Notifier(str(systemd.path)),
+            pace=pace,
+            stop=self.stop,
+            busy=self.busy,
+            clock=time.monotonic,
+        )
+
+    async def refused(self, count: int) -> None:
+        """Wait until the program has answered `count` probes with 503."""
+        answered = Path(f"{self.healthy}.refused")
+        async with asyncio.timeout(20):
+            while not answered.exists() or answered.stat().st_size < count:  # noqa: ASYNC110 - another process writes
+                await asyncio.sleep(0.01)
+
+    async def busy(self) -> str | None:
+        return self.work.pop(0) if self.work else None
+
+
+async def test_readiness_is_told_once_the_program_answers(tmp_path: Path, systemd: Socket) -> None:
+    program = Program(tmp_path, systemd)
+    running = asyncio.create_task(program.service.run())
+    await systemd.saw("EXTEND_TIMEOUT_USEC=")
+    assert not any(line == "READY=1" for line in systemd.lines())
+    program.healthy.touch()
+    await systemd.saw("READY=1")
+    program.stop.set()
+    await asyncio.wait_for(running, 20)
+    assert "STOPPING=1" in systemd.lines()
+
+
+async def test_the_watchdog_is_fed_only_while_the_program_is_healthy(tmp_path: Path, systemd: Socket) -> None:
+    program = Program(tmp_path, systemd)
+    program.healthy.touch()
+    running = asyncio.create_task(program.service.run())
+    await systemd.saw("WATCHDOG=1")
+    program.healthy.unlink()
+    await program.refused(2)  # whatever was asked while it was healthy has been told by now
+    fed = systemd.lines().count("WATCHDOG=1")
+    await program.refused(6)
+    assert systemd.lines().count("WATCHDOG=1") == fed
+    program.stop.set()
+    await asyncio.wait_for(running, 20)
+
+
+async def test_a_program_that_is_not_ready_in_time_is_ended_with_its_log(tmp_path: Path, systemd: Socket) -> None:
+    script = "print('loading for ever', flush=True); import time; time.sleep(600)"
+    program = Program(tmp_path, systemd, Pace(start_s=1.0, probe_s=0.02, grace_s=5), script)
+    with pytest.raises(EngineFailedError, match=r"(?s)prefill-0: not ready after 1 s.*loading for ever"):
+        await asyncio.wait_for(program.service.run(), 30)
+
+
+async def test_a_program_that_dies_is_reported_with_its_cause(tmp_path: Path, systemd: Socket) -> None:
+    program = Program(tmp_path, systemd, script="raise ValueError('no such model')")
+    with pytest.raises(EngineFailedError, match=r"(?s)prefill-0 ended with exit code 1.*ValueError: no such model"):
+        await asyncio.wait_for(program.service.run(), 30)
+
+
+async def test_turns_in_flight_end_before_the_program_does(tmp_path: Path, systemd: Socket) -> None:
+    program = Program(tmp_path, systemd)
+    program.healthy.touch()
+    program.work = ["2 running", "1 running", None]
+    running = asyncio.create_task(program.service.run())
+    await systemd.saw("READY=1")
+    program.stop.set()
+    await asyncio.wait_for(running, 20)
+    drained = [line for line in systemd.lines() if "drains: " in line]
+    assert drained == ["STATUS=prefill-0 drains: 2 running", "STATUS=prefill-0 drains: 1 running"]
+
+
+async def test_a_drain_ends_at_its_deadline(tmp_path: Path, systemd: Socket) -> None:
+    program = Program(tmp_path, systemd, Pace(start_s=20, probe_s=0.02, drain_s=0.2, grace_s=5))
+    program.healthy.touch()
+    program.work = ["1 running"] * 1000
+    running = asyncio.create_task(program.service.run())
+    await systemd.saw("READY=1")
+    program.stop.set()
+    await asyncio.wait_for(running, 20)
+    assert program.work  # it was still busy
+
+
+def test_without_systemd_nothing_is_told() -> None:
+    Notifier.from_environ({}).ready("x")
+    Notifier("/nonexistent/socket").alive()
+
+
+def test_abstract_sockets_are_understood() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind("\0kvduplex-test-notify")
+        listener.settimeout(5)
+        Notifier("@kvduplex-test-notify").extend(1.5)
+        assert listener.recv(100) == b"EXTEND_TIMEOUT_USEC=1500000"
