@@ -93,10 +93,13 @@ class Program:
 
     async def refused(self, count: int) -> None:
         """Wait until the program has answered `count` probes with 503."""
-        answered = Path(f"{self.healthy}.refused")
         async with asyncio.timeout(20):
-            while not answered.exists() or answered.stat().st_size < count:  # noqa: ASYNC110 - another process writes
+            while self.refusals() < count:  # noqa: ASYNC110 - another process counts
                 await asyncio.sleep(0.01)
+
+    def refusals(self) -> int:
+        answered = Path(f"{self.healthy}.refused")
+        return answered.stat().st_size if answered.exists() else 0
 
     async def busy(self) -> str | None:
         return self.work.pop(0) if self.work else None
