@@ -17,6 +17,7 @@ from aws_cdk import App
 from kvduplex_infra.build import build_cluster
 from kvduplex_infra.checks import Assembly, inspect
 from kvduplex_infra.cluster import load_cluster
+from kvduplex_infra.cluster.fit import notes
 from kvduplex_infra.errors import InfraError
 from kvduplex_infra.nag import acknowledge, guard
 
@@ -41,6 +42,8 @@ def main() -> int:
     except InfraError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    for note in notes(cluster):
+        sys.stderr.write(f"note: {note}\n")
     acknowledge(stacks, cluster)
     guard(app)
     findings = inspect(Assembly.of_folder(Path(app.synth().directory)))

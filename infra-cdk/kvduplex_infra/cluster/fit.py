@@ -19,7 +19,7 @@ from kvduplex_transfer.hostchecks.efa_layout import EfaLayout, network_interface
 from kvduplex_transfer.hostchecks.instances import INSTANCE_TYPES, Accelerator
 from kvduplex_transfer.recipes import Topology
 
-__all__ = ["BLOCK_RECLAIM", "problems"]
+__all__ = ["BLOCK_RECLAIM", "notes", "problems"]
 
 BLOCK_RECLAIM = timedelta(minutes=30)
 """EC2 starts to reclaim a Capacity Block's instances this long before its end (EC2 user guide)."""
@@ -172,13 +172,30 @@ def _recipes(cluster: Cluster) -> str:
 
 
 def _routers(cluster: Cluster) -> Iterator[str]:
-    if cluster.router.count > 1 and not cluster.state.enabled:
-        yield (
-            f"state.enabled: false with {cluster.router.count} routers would lose a conversation's KV whenever its "
-            "next turn meets another router; nearest: state.enabled: true, or router.count: 1"
-        )
     if not _GENERAL_PURPOSE.match(cluster.router.instance_type):
         yield (
             f"router.instance_type: {cluster.router.instance_type} is no x86 type of the families c, m, r and t; "
             "nearest: c7i.xlarge"
         )
+
+
+def notes(cluster: Cluster) -> list[str]:
+    """What is allowed and yet to be known before deploying."""
+    found = []
+    if cluster.router.count > 1:
+        found.append(
+            f"router.count: {cluster.router.count} routers do not share what they remember: a turn that meets another "
+            "router than the one before is computed anew. router.count: 1 gives the most reuse, 2 the better uptime"
+        )
+    if cluster.state.enabled:
+        found.append("state.enabled: true makes a store that this release's router does not read yet")
+    if cluster.replicas:
+        found.append(
+            "prefill: absent, so KV does not move between engines; routers find replicas by their role tag, which "
+            'this release\'s router does not do yet: name them in router.options (docs/deploy-aws.md, "trn1")'
+        )
+    if not cluster.alarms.emails:
+        found.append("alarms.emails: nobody is told of alarms")
+    if cluster.budget is None:
+        found.append("budget: missing; nobody is told of costs")
+    return found

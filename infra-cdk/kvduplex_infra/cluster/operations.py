@@ -33,8 +33,9 @@ class Budget(Section):
 
 
 class State(Section):
-    """The Valkey store through which routers share conversations (metadata only, never KV or text)."""
+    """A Valkey store for what routers remember of conversations (metadata only, never KV or text)."""
 
-    enabled: bool = True
+    enabled: bool = False
+    """Off by default: this release's router keeps its memory to itself and does not read the store."""
     max_storage_gb: Annotated[int, Field(ge=1, le=5000)] = 1
     max_ecpu_per_second: Annotated[int, Field(ge=1000, le=15_000_000)] = 5000

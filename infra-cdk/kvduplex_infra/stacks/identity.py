@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aws_cdk import RemovalPolicy
+from aws_cdk import CfnOutput, RemovalPolicy
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_secretsmanager as secrets
@@ -40,6 +40,7 @@ class IdentityStack(ClusterStack):
             self.engine_key.grant_read(machine_role.role)
         self.client_keys.grant_read(self.roles["router"].role)
         self.operators = self._topic()
+        CfnOutput(self, "ClientKeysSecret", value=self.client_keys.secret_arn)
 
     def _secret(self, construct_id: str, wanted: str, purpose: str) -> secrets.ISecret:
         if wanted != "generate":

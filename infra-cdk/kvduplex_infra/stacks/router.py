@@ -65,7 +65,6 @@ class RouterStack(ClusterStack):
         self.fleet = self._fleet()
         scheme = "https" if cluster.access.certificate_arn else "http"
         CfnOutput(self, "Url", value=f"{scheme}://{self.door.balancer.load_balancer_dns_name}/v1")
-        CfnOutput(self, "ClientKeysSecret", value=identity.client_keys.secret_arn)
 
     def _fleet(self) -> Fleet:
         self._prepare_logs()

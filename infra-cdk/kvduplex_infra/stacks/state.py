@@ -1,10 +1,10 @@
-"""The state stack: a serverless Valkey store through which routers share conversations."""
+"""The state stack: a serverless Valkey store for what routers remember of conversations."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from aws_cdk import RemovalPolicy
+from aws_cdk import CfnOutput, RemovalPolicy
 from aws_cdk import aws_elasticache as elasticache
 from aws_cdk import aws_secretsmanager as secrets
 from constructs import Construct
@@ -53,6 +53,8 @@ class StateStack(ClusterStack):
             cache_usage_limits=_limits(cluster),
         )
         self.endpoint = f"{cache.attr_endpoint_address}:{cache.attr_endpoint_port}"
+        CfnOutput(self, "Endpoint", value=self.endpoint)
+        CfnOutput(self, "PasswordSecret", value=self.password.secret_arn)
 
     def _users(self) -> elasticache.CfnUserGroup:
         user = elasticache.CfnUser(

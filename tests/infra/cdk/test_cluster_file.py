@@ -12,6 +12,7 @@ import yaml
 
 from kvduplex_infra.cluster import load_cluster
 from kvduplex_infra.cluster.file import parse_cluster
+from kvduplex_infra.cluster.fit import notes
 from kvduplex_infra.errors import ClusterFileError
 
 CLUSTERS = Path(__file__).parents[3] / "infra-cdk" / "clusters"
@@ -65,7 +66,6 @@ def test_shipped_clusters_are_in_order(path: Path) -> None:
         ("keys", {"clients": "none"}, ["keys.clients", "without keys", "generate"]),
         ("network", {"internet": "none"}, ["model.source", "s3://"]),
         ("network", {"internet": "none", "endpoints": False}, ["endpoints: false", "Session Manager"]),
-        ("state", {"enabled": False}, ["state.enabled", "router.count: 1"]),
         ("model", {"id": "big/model", "parameters_b": 2000}, ["needs 3725 GiB", "leaves 1306 GiB"]),
         ("image", {"ssm_parameter": "/kvduplex/x"}, ["ssm_version", "drifts"]),
         ("prefill.capacity", {**BLOCK, "zone": "us-east-2c"}, ["us-east-2c", "nearest: zone: us-east-2c"]),
@@ -108,3 +108,14 @@ def test_unreadable_files_say_what_there_is(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("a: [")
     with pytest.raises(ClusterFileError, match=r"x\.yaml: line 1: not YAML"):
         load_cluster(tmp_path / "x.yaml", now=NOW)
+
+
+def test_what_is_allowed_and_costs_something_is_noted(trn2: dict[str, Any]) -> None:
+    cluster = parse_cluster(trn2, where="c.yaml", now=NOW)
+    told = "\n".join(notes(cluster))
+    assert "2 routers do not share" in told
+    assert "alarms.emails" in told
+    quiet = with_key(trn2, "router.count", 1)
+    quiet["alarms"] = {"emails": ["ops@example.com"]}
+    quiet["budget"] = {"monthly_usd": 1000, "emails": ["ops@example.com"]}
+    assert notes(parse_cluster(quiet, where="c.yaml", now=NOW)) == []

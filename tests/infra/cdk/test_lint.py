@@ -18,7 +18,8 @@ KEPT = {
 
 
 def lint(files: list[Path], region: str) -> str:
-    command = [sys.executable, "-m", "cfnlint", "-r", region, "--ignore-checks", *KEPT, "--", *map(str, files)]
+    program = Path(sys.executable).with_name("cfn-lint")
+    command = [str(program), "-r", region, "--ignore-checks", *KEPT, "--", *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     return done.stdout + done.stderr
 
