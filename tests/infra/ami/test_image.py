@@ -148,6 +148,9 @@ def test_the_units_are_understood_by_systemd(image: Path) -> None:
     units = [
         "kvduplex-doctor.service",
         "kvduplex-node.service",
+        "kvduplex-agent.service",
+        "kvduplex-neuron-monitor.service",
+        "kvduplex-agent.service",
         "kvduplex-engine@prefill.service",
         "kvduplex-router.service",
     ]
@@ -183,6 +186,7 @@ def test_the_units_serve_a_conversation_whose_second_turn_reuses_kv(image: Path)
     report = json.loads(done.stdout)
     assert report["selftest_status"] == 0, report["selftest"]
     assert all(report["answers"])
+    assert report["without_a_key"] == 401
     assert report["pulled"] > 0
     assert report["stopped"] == [0, 0, 0]
     assert report["leftovers"] == []
