@@ -10,10 +10,17 @@ PORT ?=
 ARGS ?=
 SERVE_ARGS := $(if $(MODEL),--model $(MODEL)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
+# Accelerators: the recipe, and the environments with their engines (Neuron's comes with its machine image).
+RECIPE ?=
+GPU_VENV ?= .venv-gpu
+NEURON_VENV ?= $(lastword .venv-neuron $(sort $(wildcard /opt/aws_neuronx_venv_pytorch_inference_vllm_*)))
+ACCELERATOR := .make/accelerator.sh
+RECIPE_ARGS := $(if $(RECIPE),--recipe $(RECIPE)) $(SERVE_ARGS)
+
 export PYTHON TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-base serve-cpu router doctor test test-fast test-e2e test-image setup-infra test-infra synth \
+.PHONY: help setup setup-base setup-neuron setup-gpu serve-cpu serve-neuron serve-gpu router doctor test test-fast test-e2e test-image setup-infra test-infra synth \
 	lint types imports docs docs-serve \
 	bench-smoke lock clean
 
@@ -29,6 +36,18 @@ setup-base: ## Make the environment without engines; enough for test-fast and li
 serve-cpu: setup ## Start one prefill and one decode engine (real vLLM, CPU) and the router
 	@exec $(BIN)/kvduplex serve cpu $(SERVE_ARGS)
 
+serve-neuron: ## Start a recipe on NeuronCores, and the router: make serve-neuron RECIPE=name-or-file.yaml
+	@bin=$$($(ACCELERATOR) find neuron $(NEURON_VENV) $(VENV)) && exec $$bin/kvduplex serve neuron $(RECIPE_ARGS)
+
+serve-gpu: ## Start a recipe on GPUs, and the router: make serve-gpu RECIPE=name-or-file.yaml
+	@bin=$$($(ACCELERATOR) find gpu $(GPU_VENV) $(VENV)) && exec $$bin/kvduplex serve gpu $(RECIPE_ARGS)
+
+setup-neuron: ## Put kvduplex into the environment of a Neuron machine image (NEURON_VENV)
+	@$(ACCELERATOR) make neuron $(NEURON_VENV)
+
+setup-gpu: ## Make the environment with the GPU engine (GPU_VENV)
+	@$(ACCELERATOR) make gpu $(GPU_VENV)
+
 router: setup ## Start the router alone: make router ARGS="--prefill URL --decode URL"
 	@exec $(BIN)/kvduplex router $(ARGS)
 
@@ -43,6 +62,11 @@ test-fast: ## Unit and contract tests; no engines
 
 test-e2e: setup ## Tests that start real vLLM engines
 	$(BIN)/pytest -q -m engine --timeout=600 --durations=10 tests/e2e $(ARGS)
+
+test-hardware: ## Tests that need this host's accelerator; RECIPE adds one that is served
+	@kind=$$([ -e /dev/nvidia0 ] && echo gpu || echo neuron); [ $$kind = gpu ] && env=$(GPU_VENV) || env=$(NEURON_VENV); \
+	bin=$$($(ACCELERATOR) find $$kind $$env $(VENV)) && \
+	KVDUPLEX_TEST_RECIPE="$(RECIPE)" exec $$bin/python -m pytest -q -m hardware -W default tests/hardware $(ARGS)
 
 test-image: setup ## Provision the cpu image into a root of its own and serve from it (root, debootstrap; 6 minutes)
 	$(BIN)/pytest -q -m image --durations=10 tests/infra/ami/test_image.py $(ARGS)

@@ -48,15 +48,15 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def started(arguments: Sequence[str], timeout_s: float = 300.0) -> Iterator[Cluster]:
-    """Run ``kvduplex serve cpu`` with `arguments` for the length of the block.
+def started(arguments: Sequence[str], timeout_s: float = 300.0, *, backend: str = "cpu") -> Iterator[Cluster]:
+    """Run ``kvduplex serve`` for `backend` with `arguments` for the length of the block.
 
     It is a process of its own, so that what is measured is what a user starts.
 
     Raises:
         ClusterError: It was not ready within `timeout_s`, or ended before; what it printed is in the message.
     """
-    command = [sys.executable, "-m", "kvduplex", "serve", "cpu", "--json", *arguments]
+    command = [sys.executable, "-m", "kvduplex", "serve", backend, "--json", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             yield _cluster(_ready_line(process, timeout_s))

@@ -18,10 +18,14 @@ _NO_FRAMEWORK = 1  # NRT_FRAMEWORK_TYPE_NO_FW
 _ON_DEVICE = 0  # NRT_TENSOR_PLACEMENT_DEVICE
 _SUCCESS = 0
 _MAP_HBM = "NEURON_RT_MAP_HBM"
+_CHOICES_OF_CORES = frozenset({"NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"})
 
 
 class NeuronRuntime:
     """The Neuron runtime of this process, initialised. It must be, before a NIXL agent is opened.
+
+    It reserves one free NeuronCore, unless the environment names others: by itself the runtime would reserve all of
+    them, and leave none to a second process (Neuron runtime configuration guide, "NeuronCore allocation").
 
     Args:
         library: Name or path of libnrt.
@@ -32,6 +36,8 @@ class NeuronRuntime:
 
     def __init__(self, library: str = _LIBRARY) -> None:
         os.environ.setdefault(_MAP_HBM, "1")  # without it a tensor has no address that could be registered
+        if not _CHOICES_OF_CORES & os.environ.keys():
+            os.environ["NEURON_RT_NUM_CORES"] = "1"
         try:
             self._nrt = ctypes.CDLL(library)
         except OSError as error:

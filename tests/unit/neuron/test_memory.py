@@ -30,6 +30,7 @@ int shim_live(void) { return live; }
 NRT_STATUS nrt_init(int framework, const char *fw, const char *fal) {
     if (framework != 1 || !fw || !fal) return 2;
     if (!getenv("NEURON_RT_MAP_HBM")) return 3;
+    if (!getenv("NEURON_RT_NUM_CORES") && !getenv("NEURON_RT_VISIBLE_CORES")) return 4; /* would reserve every core */
     started = 1;
     return getenv("SHIM_NO_CORES") ? 13 : 0;
 }
@@ -67,9 +68,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the runtime's variables; what it sets is undone."""
+    for name in ("NEURON_RT_MAP_HBM", "NEURON_RT_NUM_CORES", "NEURON_RT_VISIBLE_CORES"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture
-def runtime(library: str, monkeypatch: pytest.MonkeyPatch) -> NeuronRuntime:
-    monkeypatch.setenv("NEURON_RT_MAP_HBM", "1")
+def runtime(library: str) -> NeuronRuntime:
     return NeuronRuntime(library)
 
 
@@ -94,8 +102,13 @@ def test_closing_frees_once(runtime: NeuronRuntime, library: str) -> None:
         buffer.read(1)
 
 
-def test_hbm_is_mapped_before_the_runtime_starts(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NEURON_RT_MAP_HBM", raising=False)
+def test_cores_that_were_chosen_stay(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "4-7")
+    NeuronRuntime(library)
+    assert "NEURON_RT_NUM_CORES" not in os.environ
+
+
+def test_hbm_is_mapped_before_the_runtime_starts(library: str) -> None:
     # The shim's getenv sees what os.environ puts into the process, as the runtime's does.
     NeuronRuntime(library).allocate(64).close()
     assert os.environ["NEURON_RT_MAP_HBM"] == "1"
