@@ -31,7 +31,7 @@ def granted(answer: Grant | RefusalReason) -> Grant:
 
 
 def test_a_claim_gets_the_blocks_of_the_common_chain(table: LeaseTable, make_chain: Chains) -> None:
-    assert table.hold("a", make_chain("ABCD"), [7, 3, 9, 1], 30) == (7, 3, 9, 1)
+    assert table.hold("a", make_chain("ABCD"), [7, 3, 9, 1], 30).fresh == (7, 3, 9, 1)
     grant = granted(table.claim((b"p", 1), "a", make_chain("ABXYZ")))
     assert grant == Grant(blocks=(7, 3), lease_blocks=4, ttl_s=20)
 
@@ -130,7 +130,7 @@ def test_over_the_budget_the_least_recently_renewed_gives_way(table: LeaseTable,
     table.hold("a", make_chain("AAAA"), [1, 2, 3, 4])
     table.hold("b", make_chain("BBBB"), [5, 6, 7, 8])
     table.renew(["a"])
-    assert table.hold("c", make_chain("CCCC"), [9, 10, 11, 12]) == (9, 10, 11, 12)
+    assert table.hold("c", make_chain("CCCC"), [9, 10, 11, 12]).fresh == (9, 10, 11, 12)
     assert table.take_loose() == [8, 7, 6, 5]
     assert table.renew(["a", "b", "c"]) == ["a", "c"]
 
@@ -138,16 +138,16 @@ def test_over_the_budget_the_least_recently_renewed_gives_way(table: LeaseTable,
 def test_claimed_leases_keep_their_room_and_the_newcomer_is_cut(table: LeaseTable, make_chain: Chains) -> None:
     table.hold("a", make_chain("ABCDEFGH"), range(8))
     granted(table.claim((b"p", 1), "a", make_chain("A")))
-    assert table.hold("b", make_chain("BBBB"), [20, 21, 22, 23]) == (20, 21)
+    assert table.hold("b", make_chain("BBBB"), [20, 21, 22, 23]).fresh == (20, 21)
     assert granted(table.claim((b"p", 2), "b", make_chain("BBBB"))).lease_blocks == 2
-    assert table.hold("c", make_chain("C"), [30]) == ()
+    assert table.hold("c", make_chain("C"), [30]).fresh == ()
     counts = table.counts()
     assert (counts.trimmed, counts.denied) == (1, 1)
 
 
 def test_shared_blocks_are_pinned_and_counted_once(table: LeaseTable, make_chain: Chains) -> None:
-    assert table.hold("a", make_chain("SSSA"), [1, 2, 3, 4]) == (1, 2, 3, 4)
-    assert table.hold("b", make_chain("SSSB"), [1, 2, 3, 5]) == (5,)
+    assert table.hold("a", make_chain("SSSA"), [1, 2, 3, 4]).fresh == (1, 2, 3, 4)
+    assert table.hold("b", make_chain("SSSB"), [1, 2, 3, 5]).fresh == (5,)
     assert table.snapshot().blocks_pinned == 5
     table.release(["a"])
     assert table.take_loose() == [4]
@@ -156,7 +156,7 @@ def test_shared_blocks_are_pinned_and_counted_once(table: LeaseTable, make_chain
 def test_a_reused_id_replaces_the_older_lease_but_not_under_its_reader(table: LeaseTable, make_chain: Chains) -> None:
     table.hold("a", make_chain("AB"), [1, 2])
     granted(table.claim((b"p", 1), "a", make_chain("AB")))
-    assert table.hold("a", make_chain("ABC"), [1, 2, 3]) == (3,)
+    assert table.hold("a", make_chain("ABC"), [1, 2, 3]).fresh == (3,)
     assert granted(table.claim((b"p", 2), "a", make_chain("ABC"))).blocks == (1, 2, 3)
     table.finish((b"p", 2), consumed=True)
     assert table.take_loose() == [3]
@@ -241,7 +241,7 @@ def test_threads_may_race(clock: Any, make_chain: Chains) -> None:
         peer.start()
     references: Counter[int] = Counter()
     for turn in range(300):
-        references.update(table.hold(f"l{turn % 7}", chain, [turn % 40, turn % 40 + 1]))
+        references.update(table.hold(f"l{turn % 7}", chain, [turn % 40, turn % 40 + 1]).fresh)
         references.subtract(table.take_loose())
     stop.set()
     for peer in peers:

@@ -77,7 +77,7 @@ class LeaseMachine(RuleBasedStateMachine):
         blocks = self.blocks_for(chain)
         if blocks is None:
             return multiple()
-        for block in self.table.hold(lease, chain, blocks, ttl_s):
+        for block in self.table.hold(lease, chain, blocks, ttl_s).fresh:
             self.references[block] += 1
         self.born[lease] = self.now
         return lease, tokens

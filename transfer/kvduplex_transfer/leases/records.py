@@ -11,7 +11,7 @@ from kvduplex_transfer.leases.errors import LeaseConfigError
 from kvduplex_transfer.leases.params import MAX_TTL_S
 from kvduplex_transfer.leases.states import LeaseState
 
-__all__ = ["Claim", "ClaimKey", "Grant", "Lease", "LeaseCounts", "LeaseLimits", "LeaseSnapshot"]
+__all__ = ["Claim", "ClaimKey", "Grant", "Held", "Lease", "LeaseCounts", "LeaseLimits", "LeaseSnapshot"]
 
 ClaimKey = tuple[bytes, int]
 """Who claims: the peer's routing identity and the number it chose for the claim."""
@@ -88,6 +88,19 @@ class Claim:
     key: ClaimKey
     lease: Lease
     deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a new lease holds.
+
+    Attributes:
+        blocks: How many of the offered blocks, from the first on; 0 when there is no lease.
+        fresh: Ids of those among them that the engine must pin now; other leases pin the rest.
+    """
+
+    blocks: int
+    fresh: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,16 @@ from kvduplex_transfer.leases.chain import HashChain
 from kvduplex_transfer.leases.errors import InvalidLeaseError
 from kvduplex_transfer.leases.params import check_ttl_s
 from kvduplex_transfer.leases.pins import PinCounts
-from kvduplex_transfer.leases.records import Claim, ClaimKey, Grant, Lease, LeaseCounts, LeaseLimits, LeaseSnapshot
+from kvduplex_transfer.leases.records import (
+    Claim,
+    ClaimKey,
+    Grant,
+    Held,
+    Lease,
+    LeaseCounts,
+    LeaseLimits,
+    LeaseSnapshot,
+)
 from kvduplex_transfer.leases.states import ClaimEnd, LeaseState, RefusalReason
 
 __all__ = ["LeaseTable"]
@@ -55,10 +64,8 @@ class LeaseTable:
         """Bounds it keeps."""
         return self._limits
 
-    def hold(
-        self, lease_id: str, chain: HashChain, blocks: Sequence[int], ttl_s: float | None = None
-    ) -> tuple[int, ...]:
-        """Begin a lease on `blocks` and return those the engine must pin now.
+    def hold(self, lease_id: str, chain: HashChain, blocks: Sequence[int], ttl_s: float | None = None) -> Held:
+        """Begin a lease on `blocks`.
 
         A lease alive under the same id is released first. Over the budget, expired and then least recently renewed
         leases give way; what still does not fit is cut off the end. Nothing is held when no block fits.
@@ -82,7 +89,7 @@ class LeaseTable:
             length = self._make_room(blocks)
             if not length:
                 self._counts.denied += 1
-                return ()
+                return Held(0, ())
             self._counts.held += 1
             self._counts.trimmed += length < len(blocks)
             lease = Lease(
@@ -95,7 +102,7 @@ class LeaseTable:
             self._ended.pop(lease_id, None)
             self._leases[lease_id] = lease
             self._due = min(self._due, lease.expires)
-            return self._pins.pin(lease.blocks)
+            return Held(length, self._pins.pin(lease.blocks))
 
     def claim(self, key: ClaimKey, lease_id: str, chain: HashChain) -> Grant | RefusalReason:
         """Open a claim on the blocks that `chain` proves to belong to the claimant's prompt.
