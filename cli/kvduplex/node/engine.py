@@ -94,7 +94,7 @@ def _model(config: NodeConfig) -> str | None:
 def _settings(config: NodeConfig, role: Role, address: str) -> dict[str, Any]:
     """Settings of the recipe that the node file decides; what it leaves out stays the recipe's."""
     engine, accelerated = config.engine, config.backend is not Backend.HOST
-    bound = address if address == LOOPBACK else "0.0.0.0"  # noqa: S104 - the security group decides who gets in, and the machine asks itself
+    bound = address if address == LOOPBACK else "0.0.0.0"
     settings: dict[str, Any] = {"bind_host": bound, "advertised_host": address}
     for name in ("http_port", "side_channel_port", "lease_port", "connector"):
         if (value := getattr(engine, name)) is not None:

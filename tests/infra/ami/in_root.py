@@ -25,6 +25,7 @@ NODE_FILE = Path("/etc/kvduplex/node.yaml")
 READY_S = 240.0
 STOP_S = 60.0
 ROUTER = ("127.0.0.1", 8000)
+CLIENT_KEY = "client-key"
 METRIC = re.compile(
     r'^vllm:prompt_tokens_by_source_total\{[^}]*source="external_kv_transfer"[^}]*\} ([0-9.e+]+)', re.MULTILINE
 )
@@ -34,6 +35,7 @@ cluster: image-test
 role: all
 backend: host
 model: {{id: {model}, served_name: tiny}}
+keys: {{engines: {{file: /etc/kvduplex/engine.key}}, clients: {{file: /etc/kvduplex/client.keys}}}}
 drain: {{timeout_s: 10}}
 engine: {{start_timeout_s: 230, options: {{kv_space_gib: 0.5, max_model_len: 2048}}}}
 """
@@ -104,7 +106,8 @@ def request(
 ) -> tuple[int, str, dict[str, str]]:
     connection = http.client.HTTPConnection(*to, timeout=120)
     content = json.dumps(body) if body is not None else None
-    connection.request(method, path, content, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {CLIENT_KEY}"}
+    connection.request(method, path, content, headers)
     answer = connection.getresponse()
     return answer.status, answer.read().decode(), {key.lower(): value for key, value in answer.getheaders()}
 
@@ -120,6 +123,12 @@ def turn(messages: list[dict[str, str]]) -> tuple[str, dict[str, str]]:
     if status != 200:
         raise SystemExit(f"a turn was answered with {status}: {text[:500]}")
     return json.loads(text)["choices"][0]["message"]["content"], headers
+
+
+def refused_without_a_key() -> int:
+    connection = http.client.HTTPConnection(*ROUTER, timeout=30)
+    connection.request("POST", "/v1/chat/completions", "{}", {"Content-Type": "application/json"})
+    return connection.getresponse().status
 
 
 def conversation() -> dict[str, object]:
@@ -146,8 +155,15 @@ def main() -> None:
         env={"PATH": "/usr/bin:/bin", "HOME": "/var/lib/kvduplex"},
     )  # fmt: skip
     NODE_FILE.write_text(NODE.format(model=made.stdout.strip()))
-    os.chown(NODE_FILE, 0, pwd.getpwnam("kvduplex").pw_gid)
-    NODE_FILE.chmod(0o640)
+    secrets = {
+        Path("/etc/kvduplex/engine.key"): "engine-key\n",
+        Path("/etc/kvduplex/client.keys"): f"tester {CLIENT_KEY}\n",
+    }
+    for file, text in secrets.items():
+        file.write_text(text)
+    for file in (NODE_FILE, *secrets):
+        os.chown(file, 0, pwd.getpwnam("kvduplex").pw_gid)
+        file.chmod(0o640)
     report: dict[str, object] = {}
     doctor = Service("kvduplex-doctor")
     report["selftest_status"] = doctor.run_to_end(120)
@@ -161,6 +177,7 @@ def main() -> None:
     try:
         for service in services:
             service.wait_ready(deadline)
+        report["without_a_key"] = refused_without_a_key()
         report |= conversation()
     finally:
         report["stopped"] = [service.stop() for service in reversed(services)]
