@@ -11,6 +11,7 @@ import typer
 
 from kvduplex.console import say
 from kvduplex.errors import UsageError
+from kvduplex_transfer.errors import ConfigError
 from kvduplex_transfer.interface import Finding, Host, HostReport, Role, Severity, TransferBackend
 
 __all__ = ["app", "backend_names", "choose_backend", "doctor", "load_backend", "render"]
@@ -72,12 +73,15 @@ def load_backend(name: str) -> TransferBackend:
     """Make the backend of that name.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is none, or the environment configures it wrongly.
     """
     point: EntryPoint | None = next((each for each in entry_points(group=_GROUP) if each.name == name), None)
     if point is None:
         raise UsageError(f"--backend {name}: unknown; installed are {', '.join(backend_names())}.")
-    backend: TransferBackend = point.load()()
+    try:
+        backend: TransferBackend = point.load()()
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
     return backend
 
 

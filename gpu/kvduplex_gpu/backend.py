@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from kvduplex_gpu.memory import CudaDriver, GpuBuffer
 from kvduplex_gpu.options import OWN_SETTINGS, GpuOptions, Transport
 from kvduplex_gpu.probe import probe
+from kvduplex_transfer.errors import ConfigError
 from kvduplex_transfer.hostchecks.rails import refuse_without_cuda, refuse_without_rails
 from kvduplex_transfer.interface import (
     EnginePlan,
@@ -24,6 +27,7 @@ from kvduplex_transfer.recipes import Catalogue, accelerator_plan
 
 __all__ = ["GpuBackend", "gpu_recipes"]
 
+_TRANSPORT = "KVDUPLEX_GPU_TRANSPORT"
 _RECIPES = (Path(__file__).parent / "recipes", Path(__file__).parent.parent / "recipes")  # wheel, source tree
 
 
@@ -32,12 +36,16 @@ class GpuBackend:
 
     Args:
         interpreter: Python that has vLLM and NIXL installed.
-        transport: How KV travels, for `probe`, `nixl_settings` and `open`; an engine's own is its recipe's.
+        transport: How KV travels, for `probe`, `nixl_settings` and `open`; an engine's own is its recipe's. None for
+            what ``KVDUPLEX_GPU_TRANSPORT`` says, or else EFA.
+
+    Raises:
+        ConfigError: ``KVDUPLEX_GPU_TRANSPORT`` names no transport.
     """
 
-    def __init__(self, *, interpreter: str = sys.executable, transport: Transport = Transport.EFA) -> None:
+    def __init__(self, *, interpreter: str = sys.executable, transport: Transport | None = None) -> None:
         self._interpreter = interpreter
-        self._transport = transport
+        self._transport = transport or _transport_of(os.environ)
         self._driver: CudaDriver | None = None
 
     @property
@@ -112,6 +120,13 @@ class GpuBackend:
 def gpu_recipes() -> Catalogue:
     """The recipes this package ships."""
     return Catalogue("gpu", next((folder for folder in _RECIPES if folder.is_dir()), _RECIPES[-1]))
+
+
+def _transport_of(environ: Mapping[str, str]) -> Transport:
+    named = environ.get(_TRANSPORT, Transport.EFA)
+    if named not in set(Transport):
+        raise ConfigError(f"{_TRANSPORT}={named}: unknown transport; set it to {' or '.join(Transport)}, or unset it")
+    return Transport(named)
 
 
 def _settings(transport: Transport) -> NixlSettings:

@@ -69,6 +69,6 @@ class Catalogue:
         except yaml.YAMLError as error:
             raise ConfigError(f"recipe {path} is not YAML: {error}") from error
         if not isinstance(values, dict):
-            raise ConfigError(f"recipe {path} must hold a mapping of keys; see docs/recipes in the documentation")
+            raise ConfigError(f"recipe {path} must hold a mapping of keys; docs/neuron.md describes them")
         named: Mapping[str, Any] = {"name": path.stem, **values}
         return Recipe.parse(named, where=f"recipe {path.name}")
