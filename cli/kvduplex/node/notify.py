@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from typing import Self
 
-__all__ = ["Notifier"]
+__all__ = ["Notifier", "SharedNotifier"]
 
 _MICROSECONDS = 1_000_000
 
@@ -21,6 +21,11 @@ class Notifier:
 
     def __init__(self, address: str | None) -> None:
         self._address = address
+
+    @property
+    def address(self) -> str | None:
+        """Path of the socket, or None."""
+        return self._address
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
@@ -58,3 +63,11 @@ class Notifier:
         ):
             sock.setblocking(False)
             sock.sendto(message.encode(), target)
+
+
+class SharedNotifier(Notifier):
+    """For one of several programs of a service: the end of one is not the end of the service."""
+
+    def stopping(self, status: str) -> None:
+        """Only a line for ``systemctl status``."""
+        self.status(status)

@@ -13,14 +13,21 @@ import yaml
 from kvduplex.node.config import NodeConfig, NodeRole
 from kvduplex.node.discovery import Engines, discover
 from kvduplex.node.engine import LOOPBACK, engine_plan_of
+from kvduplex.node.errors import DiscoveryError, MetadataServiceError
 from kvduplex.node.machine import Machine, stop_event, write_private
+from kvduplex.node.notify import SharedNotifier
+from kvduplex.node.router_process import SERVING
 from kvduplex.node.routing import ENGINE_KEY_VARIABLE, check_router_file, router_document
 from kvduplex.node.secrets import client_key_entries, read_secret
 from kvduplex.node.service import Pace, Service
+from kvduplex.node.succession import Running, Succession
+from kvduplex.supervise.logs import tail
 from kvduplex.supervise.unit import Unit, UnitKind
 from kvduplex_transfer.interface import Role
 
 __all__ = ["engine_urls", "run_router"]
+
+_FIRST_LINES = 1000
 
 
 def run_router(machine: Machine) -> None:
@@ -54,78 +61,87 @@ def _write_client_keys(machine: Machine) -> Path | None:
 
 
 async def _route(machine: Machine, keys_file: Path | None, environment: Mapping[str, str]) -> None:
-    """Run routers one after another, a new one whenever the engines change."""
-    stop, config = stop_event(), machine.config
-    file = machine.runtime / "router.yaml"
+    """One router after another, a new one whenever the engines change, until told to stop."""
+    stop = stop_event()
     engines = await _first_engines(machine, stop)
-    while engines is not None and not stop.is_set():
-        write_private(file, router_document(config, engines, keys_file=keys_file))
-        check_router_file(file)
-        changed = asyncio.Event()
-        watch = asyncio.create_task(_until_changed(machine, engines, stop, changed))
-        try:
-            await _router_service(machine, file, environment, changed).run()
-        finally:
-            watch.cancel()
-            found = (await asyncio.gather(watch, return_exceptions=True))[0]
-        if isinstance(found, BaseException) and not isinstance(found, asyncio.CancelledError):
-            raise found
-        engines = found if isinstance(found, Engines) else None
+    if engines is None:
+        return
+    succession = Succession[Engines](
+        start=lambda wanted: _start_router(machine, wanted, keys_file, environment),
+        changes=lambda known: _next_engines(machine, known, stop),
+        report=machine.report,
+    )
+    await succession.run(engines)
 
 
-def _router_service(machine: Machine, file: Path, environment: Mapping[str, str], stop: asyncio.Event) -> Service:
-    config, host = machine.config, machine.config.router.bind_host
+def _start_router(
+    machine: Machine, engines: Engines, keys_file: Path | None, environment: Mapping[str, str]
+) -> Running:
+    file = machine.runtime / "router.yaml"
+    write_private(file, router_document(machine.config, engines, keys_file=keys_file))
+    check_router_file(file)
+    unit = _router_unit(machine.config, file)
+    stop = asyncio.Event()
+    service = Service(
+        unit,
+        environment=environment,
+        notifier=SharedNotifier(machine.notifier.address),
+        pace=Pace(start_s=60, drain_s=0, grace_s=machine.config.drain.timeout_s + 5),
+        stop=stop,
+        busy=_idle,
+        clock=time.monotonic,
+        starting=lambda: not any(SERVING in line for line in tail(unit.log, _FIRST_LINES)),
+    )
+    return Running.start(service, stop)
+
+
+def _router_unit(config: NodeConfig, file: Path) -> Unit:
+    host = config.router.bind_host
     dialed = {"0.0.0.0": LOOPBACK, "::": "[::1]", "::1": "[::1]"}.get(host, host)
-    unit = Unit(
+    return Unit(
         name="router",
         kind=UnitKind.ROUTER,
-        argv=(sys.executable, "-m", "kvduplex_router", "--config", str(file)),
+        argv=(sys.executable, "-m", "kvduplex.node.router_process", str(file)),
         url=f"http://{dialed}:{config.router.port}",
         log=Path(config.logging.folder) / "router.log",
     )
 
-    async def idle() -> None:
-        return None  # the router itself lets turns end when it is told to stop
 
-    pace = Pace(start_s=60, drain_s=0, grace_s=config.drain.timeout_s + 5)
-    return Service(
-        unit,
-        environment=environment,
-        notifier=machine.notifier,
-        pace=pace,
-        stop=stop,
-        busy=idle,
-        clock=time.monotonic,
-    )
+async def _idle() -> None:
+    """Nothing to wait for: the router itself lets turns end when it is told to stop."""
 
 
 async def _first_engines(machine: Machine, stop: asyncio.Event) -> Engines | None:
+    refresh_s = machine.config.discovery.refresh_s
     while not stop.is_set():
-        engines = await asyncio.to_thread(_known_engines, machine)
+        engines = await _looked_up(machine) or Engines()
         if engines.serve_a_turn:
             return engines
-        machine.notifier.extend(machine.config.discovery.refresh_s + 60)
+        machine.notifier.extend(refresh_s + 60)
         machine.notifier.status(f"waiting for engines: {len(engines.prefill)} prefill, {len(engines.decode)} decode")
-        await _wait(stop, machine.config.discovery.refresh_s)
+        await _wait(stop, refresh_s)
     return None
 
 
-async def _until_changed(
-    machine: Machine, known: Engines, stop: asyncio.Event, changed: asyncio.Event
-) -> Engines | None:
-    """Return the new engines once there are others than `known`, or None at the order to stop."""
-    dynamic = bool(machine.config.discovery.ec2_tags)
+async def _next_engines(machine: Machine, known: Engines, stop: asyncio.Event) -> Engines | None:
+    """Return the engines once there are others than `known`, or None at the order to stop."""
+    discovery = machine.config.discovery
     while not stop.is_set():
-        await _wait(stop, machine.config.discovery.refresh_s if dynamic else None)
-        if stop.is_set():
-            break
-        found = await asyncio.to_thread(_known_engines, machine)
-        if found != known and found.serve_a_turn:
+        await _wait(stop, discovery.refresh_s if discovery.ec2_tags else None)
+        found = None if stop.is_set() else await _looked_up(machine)
+        if found is not None and found != known and found.serve_a_turn:
             machine.report(f"engines changed: {len(found.prefill)} prefill, {len(found.decode)} decode")
-            changed.set()
             return found
-    changed.set()
+    machine.notifier.stopping("router drains")
     return None
+
+
+async def _looked_up(machine: Machine) -> Engines | None:
+    try:
+        return await asyncio.to_thread(_known_engines, machine)
+    except (DiscoveryError, MetadataServiceError) as error:
+        machine.report(f"{error} The engines known before stay.")  # a throttled call is made up by the next
+        return None
 
 
 def _known_engines(machine: Machine) -> Engines:

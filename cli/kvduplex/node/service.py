@@ -48,6 +48,11 @@ class Service:
         stop: Set when the service is to end.
         busy: Says what the program still has to do, or None when it is idle; asked while draining.
         clock: Monotonic seconds.
+        starting: Whether the program has yet to start serving, when its address cannot tell because another answers
+            there as well.
+
+    Attributes:
+        ready: Set once the program serves.
     """
 
     def __init__(
@@ -60,7 +65,9 @@ class Service:
         stop: asyncio.Event,
         busy: Callable[[], Awaitable[str | None]],
         clock: Callable[[], float],
+        starting: Callable[[], bool] | None = None,
     ) -> None:
+        self.ready = asyncio.Event()
         self._unit = unit
         self._child = Child(unit, environment=environment, grace_s=pace.grace_s)
         self._notifier = notifier
@@ -68,6 +75,7 @@ class Service:
         self._stop = stop
         self._busy = busy
         self._clock = clock
+        self._starting = starting or (lambda: False)
 
     async def run(self) -> None:
         """Start the program, keep it, drain it, end it. Leaves nothing behind, however it returns.
@@ -91,7 +99,8 @@ class Service:
         while not self._stop.is_set():
             # More than one probe ahead, so that a late one is not taken for a hang.
             self._notifier.extend(30 + 2 * self._pace.probe_s)
-            if await answers_ok(url):
+            if not self._starting() and await answers_ok(url):
+                self.ready.set()
                 self._notifier.ready(f"{self._unit.name} serves at {self._unit.url}")
                 return
             if self._clock() >= deadline:
