@@ -13,8 +13,9 @@ from kvduplex_transfer.peers import PeerRecord
 
 __all__ = ["Read", "ReadHandle", "ReadTable"]
 
-_FIRST_LOOK_S = 50e-6
-_LONGEST_LOOK_S = 1e-3
+_EAGER_S = 200e-6  # most reads over shared memory or RDMA end sooner than a sleeping thread wakes up
+_SHORTEST_SLEEP_S = 50e-6
+_LONGEST_SLEEP_S = 1e-3
 _LOOKS_PER_ELAPSED = 32
 
 
@@ -35,7 +36,7 @@ class Read:
         self.native: NativeRead | None = None
         self.state = TransferState.PENDING
         self.error: TransferError | None = None
-        self._event = threading.Event()
+        self._event: threading.Event | None = None  # made for the first that waits; most reads end before
         self._settling = threading.Lock()  # callers settle by releasing, the owner by looking
 
     def settle(self, error: TransferError | None) -> None:
@@ -45,11 +46,16 @@ class Read:
                 return
             self.error = error
             self.state = TransferState.DONE if error is None else TransferState.FAILED
-        self._event.set()
+            if self._event is not None:
+                self._event.set()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the outcome; False past the deadline."""
-        return self._event.wait(timeout_s)
+        with self._settling:
+            if self.state is not TransferState.PENDING:
+                return True
+            event = self._event = self._event or threading.Event()
+        return event.wait(timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +158,6 @@ class ReadTable:
                 read.settle(TransferFailedError(f"read {read.id} could not be released: {error}"))
 
     def _pause(self, now: float) -> float:
-        """A few per cent of the age of the youngest read: prompt for short ones, cheap for long ones."""
-        youngest = max((read.started for read in self._active.values()), default=now)
-        return min(_LONGEST_LOOK_S, max(_FIRST_LOOK_S, (now - youngest) / _LOOKS_PER_ELAPSED))
+        """None at first, then a few per cent of the age of the youngest read: prompt for short ones, cheap for long."""
+        age = now - max((read.started for read in self._active.values()), default=now)
+        return 0.0 if age < _EAGER_S else min(_LONGEST_SLEEP_S, max(_SHORTEST_SLEEP_S, age / _LOOKS_PER_ELAPSED))

@@ -36,6 +36,14 @@ class _Space(Generic[_Key]):
     ends: list[int]
     keys: list[_Key]
 
+    def home(self, rows: DescriptorArray) -> _Key | None:
+        """The one region that holds all of `rows`, if one does: the common case, decided by their extremes."""
+        lowest, highest = int(rows[:, 0].min()), int(rows[:, 0].max())
+        index = bisect.bisect_right(self.starts, lowest) - 1
+        if index < 0 or highest + int(rows[:, 1].max()) > self.ends[index]:
+            return None
+        return self.keys[index]
+
     def arrays(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         return np.array(self.starts, dtype=np.uint64), np.array(self.ends, dtype=np.uint64)
 
@@ -114,17 +122,20 @@ class RegionMap(Generic[_Key]):
         space = self._spaces.get(place)
         if space is None or not space.starts:
             return None
+        home = space.home(rows)
+        return frozenset((home,)) if home is not None else self._scattered(place, space, rows)
+
+    def _scattered(
+        self, place: tuple[MemoryType, int], space: _Space[_Key], rows: DescriptorArray
+    ) -> frozenset[_Key] | None:
         starts, ends = self._bounds(place)
         index = np.searchsorted(starts, rows[:, 0], side="right")
-        lowest, highest = int(index.min()), int(index.max())
-        if lowest == 0:
+        if int(index.min()) == 0:
             return None
         end = ends[index - 1]
         # Compared by what is left of the region, since address + length could wrap around.
         if ((rows[:, 0] >= end) | (rows[:, 1] > end - rows[:, 0])).any():
             return None
-        if lowest == highest:
-            return frozenset((space.keys[lowest - 1],))
         return frozenset(space.keys[i - 1] for i in np.unique(index).tolist())
 
     def _bounds(self, place: tuple[MemoryType, int]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:

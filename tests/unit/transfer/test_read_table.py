@@ -113,23 +113,19 @@ def test_a_peer_that_fails_takes_only_its_own_reads(world: World) -> None:
     assert (world.peer.in_flight, other.in_flight) == (1, 1)
 
 
-def test_looks_grow_rare_as_a_read_grows_old_and_stay_prompt(world: World) -> None:
+def test_looks_are_eager_at_first_then_rare_and_stay_prompt(world: World) -> None:
     world.read(1)
     pauses = []
-    for _ in range(200):
-        pause = world.table.look()
-        assert pause is not None
-        pauses.append(pause)
-        world.now += pause
+    for age_us in (0, 100, 199, 201, 3_200, 16_000, 32_000, 10_000_000):
+        world.now = 100.0 + age_us / 1e6
+        pauses.append(world.table.look())
 
-    assert pauses[0] == pytest.approx(50e-6)
-    assert max(pauses) == pytest.approx(1e-3)
-    assert pauses[-1] > pauses[0]
-    assert world.asked == 200
+    assert pauses == pytest.approx([0, 0, 0, 50e-6, 100e-6, 500e-6, 1e-3, 1e-3])
 
 
 def test_calls_between_looks_do_not_ask_again(world: World) -> None:
     world.read(1)
+    world.now += 1
     for _ in range(100):
         world.table.look()
 
