@@ -29,6 +29,8 @@ FINDINGS: Mapping[str, str] = MappingProxyType(
         "one tag that takes an engine out of the routers' sight.",
         "objects": "Objects below the prefix that the cluster file names, read only.",
         "log_bucket": "It holds access logs itself; logging its own accesses would not end.",
+        "builder": "Image Builder names its buckets, log groups and component versions itself; the flavour's own "
+        "components, and reading alone but for logs.",
         "zones": "EFA, capacity and reservations are bound to zones, so the cluster file names them.",
     }
 )

@@ -12,8 +12,9 @@ from kvduplex_infra.build import ClusterStacks
 from kvduplex_infra.cluster.model import Cluster
 from kvduplex_infra.explanations import FINDINGS
 from kvduplex_infra.names import Names
+from kvduplex_infra.stacks.image import ImageStack
 
-__all__ = ["acknowledge", "guard"]
+__all__ = ["acknowledge", "acknowledge_image", "guard"]
 
 _WILDCARD = "AwsSolutions-IAM5[Resource::{}]"
 
@@ -35,6 +36,19 @@ def acknowledge(stacks: ClusterStacks, cluster: Cluster) -> None:
     for role, machines in stacks.identity.roles.items():
         for resource, kind in _wildcards(cluster, role, account):
             _keep(machines, _WILDCARD.format(resource), kind)
+
+
+def acknowledge_image(stack: ImageStack) -> None:
+    """The same for an image stack."""
+    given = stack.account
+    where = f"{stack.region}:{'<AWS::AccountId>' if Token.is_unresolved(given) else given}"
+    _keep(stack.role, _WILDCARD.format("*"), "everything")
+    for resource in (
+        "arn:<AWS::Partition>:s3:::ec2imagebuilder-*",
+        f"arn:<AWS::Partition>:imagebuilder:{where}:component/{stack.stack_name.replace('-image-', '-')}-*",
+        f"arn:<AWS::Partition>:logs:{where}:log-group:/aws/imagebuilder/*",
+    ):
+        _keep(stack.role, _WILDCARD.format(resource), "builder")
 
 
 def _wildcards(cluster: Cluster, role: str, account: str) -> Iterator[tuple[str, str]]:

@@ -10,22 +10,9 @@ from kvduplex.node.discovery import CLUSTER_TAG, STATE_TAG
 from kvduplex_infra.cluster.model import Cluster
 from kvduplex_infra.names import METRIC_NAMESPACE, Names
 from kvduplex_infra.policies import on_everything, statement
+from kvduplex_infra.session_manager import SESSION_MANAGER
 
 __all__ = ["MachineRole"]
-
-_SESSION_MANAGER = (
-    "ssm:UpdateInstanceInformation",
-    "ssmmessages:CreateControlChannel",
-    "ssmmessages:CreateDataChannel",
-    "ssmmessages:OpenControlChannel",
-    "ssmmessages:OpenDataChannel",
-    "ec2messages:AcknowledgeMessage",
-    "ec2messages:DeleteMessage",
-    "ec2messages:FailMessage",
-    "ec2messages:GetEndpoint",
-    "ec2messages:GetMessages",
-    "ec2messages:SendReply",
-)
 
 
 class MachineRole(Construct):
@@ -58,7 +45,7 @@ class MachineRole(Construct):
         group = f"arn:PARTITION:autoscaling:REGION:ACCOUNT:autoScalingGroup:*:autoScalingGroupName/{names.group(role)}"
         log_group = f"arn:PARTITION:logs:REGION:ACCOUNT:log-group:{names.log_group(role)}"
         agent = f"arn:PARTITION:ssm:REGION:ACCOUNT:parameter{names.agent_parameter(role)}"
-        self.role.add_to_policy(on_everything("SessionManager", _SESSION_MANAGER))
+        self.role.add_to_policy(on_everything("SessionManager", SESSION_MANAGER))
         self.role.add_to_policy(
             on_everything(
                 "PublishMetrics",
