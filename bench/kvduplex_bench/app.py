@@ -20,7 +20,7 @@ from kvduplex_bench.transfer import transfer
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Measure a cluster.", no_args_is_help=True)
+app = typer.Typer(help="Measure clusters, transfers and policies.", no_args_is_help=True, add_completion=False)
 app.command()(transfer)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import random
 import statistics
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -31,6 +32,9 @@ Messages = list[dict[str, str]]
 
 _TIMEOUT_S = 300.0
 _ANSWER_TOKENS = 24
+_COUNTED_WITHIN_S = 10.0
+_POLL_S = 0.01
+_FINISHED = "vllm:e2e_request_latency_seconds_count"
 
 
 class Arm(StrEnum):
@@ -144,17 +148,9 @@ class _Driver:
         conversation = f"smoke-{self._rng.getrandbits(64):x}"
         answer = "yes " * _ANSWER_TOKENS
         if arm is Arm.REUSE:
-            answer = self._chat(history, conversation)["choices"][0]["message"]["content"]
-        before = self._prefill_metrics()
-        reply = self._chat(self._second_turn(history, answer), conversation)
-        return self._turn(arm, self._prefill_metrics().since(before), reply)
-
-    def _turn(self, arm: Arm, delta: Reading, reply: dict[str, Any]) -> Turn:
-        finished = delta.total("vllm:e2e_request_latency_seconds_count")
-        if finished != 1:
-            raise BenchError(
-                f"the prefill engines finished {finished:.0f} requests during one turn; is there other traffic?"
-            )
+            first, _ = self._measured(history, conversation)
+            answer = first["choices"][0]["message"]["content"]
+        reply, delta = self._measured(self._second_turn(history, answer), conversation)
         source = "vllm:prompt_tokens_by_source_total"
         return Turn(
             arm=arm,
@@ -164,6 +160,26 @@ class _Driver:
             hop_s=delta.total("vllm:e2e_request_latency_seconds_sum"),
             computed_tokens=int(delta.total(source, source="local_compute")),
         )
+
+    def _measured(self, messages: Messages, conversation: str) -> tuple[dict[str, Any], Reading]:
+        """One turn through the router, and what it added to the prefill engines' metrics.
+
+        An engine answers before it counts, so the count is waited for.
+        """
+        before = self._prefill_metrics()
+        reply = self._chat(messages, conversation)
+        deadline = time.monotonic() + _COUNTED_WITHIN_S
+        while (finished := (delta := self._prefill_metrics().since(before)).total(_FINISHED)) < 1:
+            if time.monotonic() > deadline:
+                raise BenchError(
+                    "no prefill engine counted the turn; is --prefill the engine that the router uses, and reuse on?"
+                )
+            time.sleep(_POLL_S)
+        if finished > 1:
+            raise BenchError(
+                f"the prefill engines finished {finished:.0f} requests during one turn; stop other traffic"
+            )
+        return reply, delta
 
     def _prefill_metrics(self) -> Reading:
         readings = [scrape(url) for url in self._cluster.prefill]

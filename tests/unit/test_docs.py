@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer
 
@@ -17,6 +18,16 @@ CODE = re.compile(r"```[^\n]*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
 TARGET = re.compile(r"(?:^|[\s;&(])make ((?:[a-z][a-z0-9-]*[ ]?)+)")
 COMMAND = re.compile(r"(?:^|[\s/;&(])kvduplex ((?:[a-z][a-z0-9-]*[ ]?)+)")
 LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
+
+# Commands whose code is imported when they are called, and where it is.
+DELEGATES = {
+    "serve": "kvduplex.serve",
+    "doctor": "kvduplex.doctor",
+    "bench": "kvduplex_bench.app",
+    "model": "kvduplex.model_command",
+    "launch": "kvduplex.ec2.command",
+    "node": "kvduplex.node.command",
+}
 
 
 def code_of(page: Path) -> str:
@@ -31,14 +42,18 @@ def targets() -> set[str]:
 
 def resolve(words: list[str]) -> str | None:
     """The first word that is no command of ours, or None; stops at the first command that takes arguments."""
-    command: object = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("kvduplex", [], resilient_parsing=True)
+    if words and words[0] in DELEGATES:
+        command = typer.main.get_command(import_module(DELEGATES[words[0]]).app)
+        words = words[1:]
     for word in words:
-        subcommands = getattr(command, "commands", None)
-        if subcommands is None:
+        if not hasattr(command, "get_command"):
             return None
-        if word not in subcommands:
+        found = command.get_command(context, word)
+        if found is None:
             return word
-        command = subcommands[word]
+        command = found
     return None
 
 
@@ -68,4 +83,6 @@ def test_the_check_itself_notices_a_wrong_command() -> None:
     assert resolve(["serve", "cpu"]) is None
     assert resolve(["serve", "toaster"]) == "toaster"
     assert TARGET.findall("make serve-cpu MODEL=x")[0].split() == ["serve-cpu"]
-    assert isinstance(typer.main.get_command(app), click.Command)
+    assert resolve(["bench", "smoke"]) is None
+    assert resolve(["bench", "nothing"]) == "nothing"
+    assert resolve(["toast"]) == "toast"
