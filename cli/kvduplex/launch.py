@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,19 +76,12 @@ def launch(
         for unit in units:
             if unit.kind is UnitKind.ROUTER or cluster.router is None:
                 stack.enter_context(_port_lock(private_folder(runtime), unit.ports["http"]))
-        stack.callback(_remove_empty, {unit.scratch.parent for unit in units if unit.scratch})
         found = [*findings(), *port_findings(units, options=port_options)]
         refuse_failures(found)
         for warning in (each for each in found if each.severity is Severity.WARN):
             note(f"note: {warning.check}: {warning.seen}; expected: {warning.expected}; {warning.why}")
         prepare()
         _supervise(cluster, environment=environment, timeout_s=timeout_s, as_json=output.json)
-
-
-def _remove_empty(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        with suppress(OSError):
-            folder.rmdir()
 
 
 def _check_scratch(units: Iterable[Unit]) -> None:

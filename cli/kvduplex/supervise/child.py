@@ -147,6 +147,8 @@ class Child:
                     await asyncio.sleep(_SWEEP_TICK_S)
         if self.unit.scratch is not None:
             shutil.rmtree(self.unit.scratch, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.unit.scratch.parent.rmdir()
 
 
 def _fate_of(word: str, value: str) -> Fate:

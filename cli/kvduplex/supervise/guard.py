@@ -7,7 +7,8 @@ it imports nothing but the standard library and stays at a few megabytes.
   ``kill`` ends it at once.
 - Standard output carries the program's fate, one line each: ``pid N``, then ``exit N``, ``signal N`` or ``failed WHY``.
 - As a child subreaper it adopts what the program's processes leave behind, even those in sessions of their own, and
-  exits only when none is left. Then it deletes the folders named and the shared memory that only they had mapped.
+  exits only when none is left. Then it deletes the folders named, the ones around them if that leaves those empty,
+  and the shared memory that only the ended processes had mapped.
 - The program is killed by the kernel when the guard itself is.
 """
 
@@ -142,6 +143,8 @@ class Guard:
                     Path(path).unlink()
         for folder in self._remove:
             shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # the last guard of a cluster leaves the folder around it empty
+                folder.parent.rmdir()
 
 
 def _tell(line: str) -> None:

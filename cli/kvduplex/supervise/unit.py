@@ -43,7 +43,8 @@ class Unit:
         ports: Every TCP port it listens on, by purpose.
         bind_host: Address it binds.
         log: File that its output is appended to.
-        scratch: Folder made for it at start and deleted with all content at its end.
+        scratch: Folder made for it at start and deleted with all content at its end, and so is the folder around it
+            once that is empty.
         health_path: Answers 200 once the program is ready.
         stages: Steps of its start.
     """

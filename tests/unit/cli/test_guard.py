@@ -178,11 +178,13 @@ def test_the_program_dies_with_a_guard_that_is_killed(
 
 
 def test_folders_are_removed_at_the_end(run_guard: Callable[..., Guarded], tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    (scratch / "deep").mkdir(parents=True)
-    guarded = run_guard("pass", "--remove", str(scratch))
-    guarded.end()
-    assert not scratch.exists()
+    scratch = [tmp_path / "run" / name for name in "ab"]
+    for folder in scratch:
+        (folder / "deep").mkdir(parents=True)
+    run_guard("pass", "--remove", str(scratch[0])).end()
+    assert list((tmp_path / "run").iterdir()) == [scratch[1]]
+    run_guard("pass", "--remove", str(scratch[1])).end()
+    assert not (tmp_path / "run").exists()
 
 
 def test_shared_memory_of_a_killed_program_is_removed(

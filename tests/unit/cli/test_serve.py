@@ -238,6 +238,7 @@ launch(
             process.kill()
             process.wait(timeout=10)
             eventually(lambda: not marked(), "the end of everything")
+            assert not (short_folder / "run" / "8000").exists()
         # The lock file stays, but the kernel released it: the next start takes it.
         (lock,) = (short_folder / "run").glob("serve-*.lock")
         with file_lock(lock):
