@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
 from kvduplex.errors import UsageError
 from kvduplex_gpu.backend import GpuBackend, gpu_recipes
 from kvduplex_neuron.backend import NeuronBackend, neuron_recipes
+from kvduplex_transfer.engine_options import ConnectorKind
 from kvduplex_transfer.errors import ConfigError
 from kvduplex_transfer.interface import EnginePlan, Role, TransferBackend
 from kvduplex_transfer.recipes import Catalogue, Recipe, Topology
@@ -17,6 +21,8 @@ from kvduplex_transfer.recipes import Catalogue, Recipe, Topology
 __all__ = ["AccelCluster", "AccelPlan", "HostRole", "backend_for", "catalogue_of", "plan_cluster"]
 
 _LOOPBACK = "127.0.0.1"
+_LEASES_SINCE = Version("0.29")
+"""First vLLM whose NIXL connector the leased one is built on."""
 
 
 class HostRole(StrEnum):
@@ -110,6 +116,7 @@ def plan_cluster(wishes: AccelCluster) -> AccelPlan:
         recipe = catalogue_of(wishes.backend).load(wishes.recipe)
         roles = _roles(recipe, wishes.role)
         recipe = _with_wishes(recipe, wishes, roles)
+        _refuse_leases_on_old_lines(recipe, roles)
         backend = backend_for(recipe, roles)
         plans = [backend.engine_plan(recipe, role, index) for role in roles for index in range(_engines(recipe, role))]
     except ConfigError as error:
@@ -138,6 +145,16 @@ def _with_wishes(recipe: Recipe, wishes: AccelCluster, roles: tuple[Role, ...]) 
     for role in roles:
         changed = changed.model_copy(update={role.value: {**getattr(changed, role.value), **_own(wishes, role)}})
     return changed.overridden({"advertised_host": _address(changed, wishes, roles)})
+
+
+def _refuse_leases_on_old_lines(recipe: Recipe, roles: tuple[Role, ...]) -> None:
+    leased = any(recipe.options(role).get("connector") == ConnectorKind.LEASED for role in roles)
+    limits = [Version(each.version) for each in SpecifierSet(recipe.stack.vllm) if each.operator == "<"]
+    if leased and limits and min(limits) <= _LEASES_SINCE:
+        raise UsageError(
+            f"recipe {recipe.name} runs vLLM {recipe.stack.vllm}, and leases need {_LEASES_SINCE} or newer; "
+            "use `--connector stock`, or a recipe of a newer line"
+        )
 
 
 def _own(wishes: AccelCluster, role: Role) -> Mapping[str, Any]:

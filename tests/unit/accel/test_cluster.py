@@ -83,3 +83,20 @@ def test_settings_of_one_role_and_a_model_folder(tmp_path: Path) -> None:
 def test_wishes_that_do_not_fit_are_refused(recipe: str, backend: str, wishes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         plan(recipe, backend, **wishes)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("llama-3.1-8b-trn2-sdk2.32", "runs vLLM >=0.24,<0.25, and leases need 0.29 or newer; use `--connector stock`"),
+        ("gpt-oss-20b-trn3", "cannot run as NeuronNixlConnector; use connector: stock"),
+    ],
+)
+def test_leases_where_they_cannot_be_are_refused(recipe: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan(recipe, common={"connector": ConnectorKind.LEASED})
+
+
+def test_a_recipe_without_an_upper_version_may_have_leases() -> None:
+    planned = plan("qwen3-8b-two-gpus", "gpu", common={"connector": ConnectorKind.LEASED})
+    assert "leased" in " ".join(planned.plans[0].argv).lower()

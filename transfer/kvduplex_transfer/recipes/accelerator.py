@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvduplex_transfer.config import parse_options
 from kvduplex_transfer.engine import engine_plan
@@ -107,6 +107,15 @@ class AcceleratorOptions(BaseModel):
     def ranks(self) -> int:
         """Accelerator cores or devices that one engine takes."""
         return self.tensor_parallel_size * self.data_parallel_size
+
+    @model_validator(mode="after")
+    def _leases_fit(self) -> Self:
+        if self.connector is ConnectorKind.LEASED and self.connector_class is not None:
+            raise ValueError(
+                f"connector leased is built on vLLM's NixlConnector and cannot run as {self.connector_class}; "
+                "use connector: stock, or leave connector_class out where the model does not need it"
+            )
+        return self
 
     @field_validator("environment", mode="before")
     @classmethod
