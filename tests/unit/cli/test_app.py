@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvduplex import __version__
+from kvduplex.app import main
 from kvduplex.doctor import choose_backend, load_backend
 from kvduplex.errors import PreflightError, UsageError
 from kvduplex.folders import Folders, private_folder
@@ -98,15 +99,31 @@ def test_version_is_printed_both_ways(short_folder: Path) -> None:
         (["serve", "cpu", "--prefill", "0"], "--prefill"),
         (["model", "make", "--size", "huge"], "--size huge: unknown; choose one of tiny, 85m"),
         (["doctor", "--backend", "abacus"], "--backend abacus: unknown; installed are"),
-        (["router", "--prefill", "nonsense"], "nonsense"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(arguments: list[str], expected: str, short_folder: Path) -> None:
-    result = kvduplex(*arguments, short_folder=short_folder)
-    assert result.returncode == 2
-    assert expected in result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stdout == ""
+def test_bad_input_is_one_message_and_exit_code_2(
+    arguments: list[str],
+    expected: str,
+    short_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kvduplex", *arguments])
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_folder))
+    monkeypatch.setenv("NO_COLOR", "1")
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    told = capsys.readouterr()
+    assert expected in told.err
+    assert "Traceback" not in told.err
+    assert told.out == ""
+
+
+def test_the_router_refuses_what_it_cannot_use(short_folder: Path) -> None:
+    result = kvduplex("router", "--prefill", "nonsense", short_folder=short_folder)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "'nonsense' is not a URL" in result.stderr
 
 
 def test_a_missing_extra_is_named(short_folder: Path) -> None:
