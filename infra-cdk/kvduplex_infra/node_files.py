@@ -24,13 +24,18 @@ from kvduplex.node.config import (
     RouterSettings,
 )
 from kvduplex.node.discovery import CLUSTER_TAG
+from kvduplex.node.document import NodeConfigError
+from kvduplex.node.engine import engine_plan_of
 from kvduplex.node.user_data import render_user_data
 from kvduplex_infra.cluster.model import Cluster, Fleet
+from kvduplex_infra.errors import ClusterFileError
 from kvduplex_infra.names import ROUTER_PORT, Names
+from kvduplex_transfer.interface import EnginePlan, Role
 
-__all__ = ["CLIENT_KEYS", "ENGINE_KEY", "engine_node", "router_node", "user_data"]
+__all__ = ["CLIENT_KEYS", "ENGINE_KEY", "engine_node", "engine_plan", "router_node", "user_data"]
 
 CLIENT_KEYS = "arn:aws:secretsmanager:us-east-1:000000000000:secret:client-keys"
+_SOME_ADDRESS = "192.0.2.1"
 ENGINE_KEY = "arn:aws:secretsmanager:us-east-1:000000000000:secret:engine-key"
 
 
@@ -45,6 +50,7 @@ def engine_node(cluster: Cluster, role: str, fleet: Fleet, names: Names) -> Node
         region=cluster.region,
         compile_cache=CompileCache(source=cluster.compile_cache),
         engine=EngineSettings(
+            connector=None if cluster.replicas else cluster.connector,
             start_timeout_s=fleet.start_timeout_s,
             options=fleet.options,
         ),
@@ -52,6 +58,18 @@ def engine_node(cluster: Cluster, role: str, fleet: Fleet, names: Names) -> Node
         leases=cluster.leases,
         **_everyone(cluster, role, names),
     )
+
+
+def engine_plan(node: NodeConfig, role: str) -> EnginePlan:
+    """What a machine with this file will start, but for its address.
+
+    Raises:
+        ClusterFileError: It would refuse to: an option does not fit the recipe or the backend.
+    """
+    try:
+        return engine_plan_of(node, Role(role), address=_SOME_ADDRESS, interpreter="python")
+    except NodeConfigError as error:
+        raise ClusterFileError(f"{role}.options: {error}") from error
 
 
 def router_node(cluster: Cluster, names: Names) -> NodeConfig:

@@ -191,8 +191,8 @@ def notes(cluster: Cluster) -> list[str]:
         found.append("state.enabled: true makes a store that this release's router does not read yet")
     if cluster.replicas:
         found.append(
-            "prefill: absent, so KV does not move between engines; routers find replicas by their role tag, which "
-            'this release\'s router does not do yet: name them in router.options (docs/deploy-aws.md, "trn1")'
+            "prefill: absent, so KV does not move between engines, and this release's routers do not find replicas yet "
+            '(docs/deploy-aws.md, "trn1")'
         )
     if not cluster.alarms.emails:
         found.append("alarms.emails: nobody is told of alarms")

@@ -80,6 +80,8 @@ class Cluster(Section):
     """At least two; `zone` and its neighbour when not given."""
     backend: Backend
     recipe: str | None = None
+    connector: Literal["leased", "stock"] = "leased"
+    """KV connector of prefill and decode engines: claims before every read, or vLLM's own; replicas have none."""
     model: Model | None = None
     """The recipe's model, from the hub, when not given."""
     compile_cache: S3Url | None = None

@@ -10,6 +10,7 @@ from aws_cdk import aws_logs as logs
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
+from kvduplex.node.discovery import HTTP_PORT_TAG, LEASE_PORT_TAG
 from kvduplex_infra import agent
 from kvduplex_infra.cluster.capacity import OnDemand
 from kvduplex_infra.cluster.model import Cluster
@@ -17,7 +18,7 @@ from kvduplex_infra.cluster.model import Fleet as FleetFile
 from kvduplex_infra.constructs.fleet import Fleet
 from kvduplex_infra.constructs.launch_template import launch_template
 from kvduplex_infra.constructs.machine_image import image_reference
-from kvduplex_infra.node_files import ENGINE_KEY, engine_node, user_data
+from kvduplex_infra.node_files import ENGINE_KEY, engine_node, engine_plan, user_data
 from kvduplex_infra.stacks.base import ClusterStack
 from kvduplex_infra.stacks.identity import IdentityStack
 from kvduplex_infra.stacks.network import NetworkStack
@@ -61,6 +62,7 @@ class EnginesStack(ClusterStack):
     def _template(self, role: str, fleet: FleetFile) -> ec2.CfnLaunchTemplate:
         groups = self._network.groups
         node = engine_node(self.cluster, role, fleet, self.names)
+        ports = engine_plan(node, role).ports
         return launch_template(
             self,
             f"{role.capitalize()}Template",
@@ -72,7 +74,11 @@ class EnginesStack(ClusterStack):
             primary_groups=[groups.fabric.security_group_id, groups.engine.security_group_id],
             other_groups=[groups.fabric.security_group_id],
             volume_gib=fleet.volume_gib,
-            tags=self.names.tags("replica" if self.cluster.replicas else role),
+            tags={
+                **self.names.tags("replica" if self.cluster.replicas else role),
+                HTTP_PORT_TAG: str(ports["http"]),
+                LEASE_PORT_TAG: str(ports.get("lease", 0)),
+            },
             capacity=fleet.capacity,
             placement_group=self._placement(fleet),
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from kvduplex_transfer.hostchecks.instances import INSTANCE_TYPES
 
 pytestmark = pytest.mark.infra
 CLUSTERS = ["trn2", "trn1", "p5en", "cpu-smoke", "efa-smoke"]
+SHIPPED = Path(__file__).parents[3] / "infra-cdk" / "clusters"
 GROUP = "AWS::AutoScaling::AutoScalingGroup"
 TEMPLATE = "AWS::EC2::LaunchTemplate"
 BLOCK = {"kind": "block", "id": "cr-0123456789abcdef0", "zone": "us-east-2b", "ends": "2099-01-15T11:30:00Z"}
@@ -27,6 +30,11 @@ def launch_data(assembly: Assembly, role: str) -> Mapping[str, Any]:
     (template,) = [t for t in assembly.resources(TEMPLATE) if t.place.logical_id.startswith(role.capitalize())]
     data: Mapping[str, Any] = template.properties["LaunchTemplateData"]
     return data
+
+
+def tags_of(assembly: Assembly, role: str) -> dict[str, str]:
+    instance, *_ = launch_data(assembly, role)["TagSpecifications"]
+    return {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
 
 
 def one(assembly: Assembly, kind: str) -> Mapping[str, Any]:
@@ -133,6 +141,17 @@ def test_engines_stand_in_the_files_zone(assembly: Templates, name: str, synth: 
             assert zones == {zone}
 
 
+def test_an_option_that_the_recipe_refuses_stops_the_synthesis(tmp_path: Path) -> None:
+    values = yaml.safe_load((SHIPPED / "trn2.yaml").read_text())
+    values["decode"]["options"] = {"max_modl_len": 1}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(values))
+    command = [sys.executable, str(SHIPPED.parent / "app.py"), "--cluster", str(tmp_path / "c.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert "decode.options" in done.stderr
+    assert "max_modl_len: unknown key" in done.stderr
+
+
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_user_data_is_a_node_file_that_machines_accept(assembly: Templates, name: str) -> None:
     templates = assembly(name)
@@ -180,8 +199,18 @@ def test_updates_roll_one_machine_at_a_time_and_wait(assembly: Templates) -> Non
 def test_replicas_have_one_fleet_and_their_own_role(assembly: Templates) -> None:
     trn1 = assembly("trn1")
     assert {group.place.logical_id for group in trn1.resources(GROUP)} == {"DecodeGroup", "RouterGroup"}
-    tags = {tag["Key"]: tag["Value"] for tag in launch_data(trn1, "decode")["TagSpecifications"][0]["Tags"]}
+    tags = tags_of(trn1, "decode")
     assert tags["kvduplex:role"] == "replica"
+    assert tags["kvduplex:lease-port"] == "0"
+
+
+@pytest.mark.parametrize(("changes", "lease"), [({}, "5900"), ({"connector": "stock"}, "0")])
+def test_decode_engines_tell_where_they_serve(assembly: Templates, changes: dict[str, str], lease: str) -> None:
+    templates = assembly("trn2", **changes)
+    tags = tags_of(templates, "decode")
+    assert (tags["kvduplex:http-port"], tags["kvduplex:lease-port"]) == ("8200", lease)
+    assert tags["kvduplex:role"] == "decode"
+    assert tags_of(templates, "prefill")["kvduplex:http-port"] == "8100"
 
 
 def test_the_default_door_is_internal_and_streams(assembly: Templates) -> None:
