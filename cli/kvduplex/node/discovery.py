@@ -16,13 +16,24 @@ if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_ec2.type_defs import InstanceTypeDef
 
-__all__ = ["CLUSTER_TAG", "HTTP_PORT_TAG", "LEASE_PORT_TAG", "ROLE_TAG", "STATE_TAG", "Engines", "discover"]
+__all__ = [
+    "CLUSTER_TAG",
+    "HTTP_PORT_TAG",
+    "LEASE_PORT_TAG",
+    "REPLICA_ROLE",
+    "ROLE_TAG",
+    "STATE_TAG",
+    "Engines",
+    "discover",
+]
 
 CLUSTER_TAG = "kvduplex:cluster"
 ROLE_TAG = "kvduplex:role"
 HTTP_PORT_TAG = "kvduplex:http-port"
 LEASE_PORT_TAG = "kvduplex:lease-port"
 """``0`` when the engine serves no leases."""
+REPLICA_ROLE = "replica"
+"""Value of `ROLE_TAG` on engines that do whole turns."""
 STATE_TAG = "kvduplex:state"
 """``draining`` takes an engine out; absent otherwise."""
 
@@ -33,11 +44,13 @@ class Engines:
 
     prefill: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
+    replicas: tuple[str, ...] = ()
+    """Engines that do whole turns; a cluster has either these or the two roles."""
 
     @property
     def serve_a_turn(self) -> bool:
-        """Whether there is at least one of each role."""
-        return bool(self.prefill and self.decode)
+        """Whether there is at least one of each role, or a replica."""
+        return bool(self.replicas or (self.prefill and self.decode))
 
 
 def discover(discovery: Discovery, *, ec2: EC2Client) -> Engines:
@@ -52,13 +65,18 @@ def discover(discovery: Discovery, *, ec2: EC2Client) -> Engines:
     with explained("looking up engines", DiscoveryError, remedy=remedy):
         instances = list(_running(ec2, discovery.ec2_tags))
     found: dict[Role, list[str]] = {Role.PREFILL: [], Role.DECODE: []}
+    replicas: list[str] = []
     for instance in instances:
         tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", [])}
         role = tags.get(ROLE_TAG)
-        if role in set(Role) and STATE_TAG not in tags:
+        if STATE_TAG in tags:
+            continue
+        if role == REPLICA_ROLE:
+            replicas.append(f"http://{instance['PrivateIpAddress']}:{tags.get(HTTP_PORT_TAG, HTTP_PORTS[Role.DECODE])}")
+        elif role in set(Role):
             found[Role(role)].append(_url(Role(role), instance["PrivateIpAddress"], tags))
     # Sorted, so that the same engines are the same configuration.
-    return Engines(tuple(sorted(found[Role.PREFILL])), tuple(sorted(found[Role.DECODE])))
+    return Engines(tuple(sorted(found[Role.PREFILL])), tuple(sorted(found[Role.DECODE])), tuple(sorted(replicas)))
 
 
 def _running(ec2: EC2Client, tags: Mapping[str, str]) -> Iterable[InstanceTypeDef]:

@@ -35,8 +35,7 @@ def router_document(config: NodeConfig, engines: Engines, *, keys_file: Path | N
     host = f"[{router.bind_host}]" if ":" in router.bind_host else router.bind_host
     document: dict[str, Any] = {
         "listen": f"{host}:{router.port}",
-        "prefill": list(engines.prefill),
-        "decode": list(engines.decode),
+        **_fleet(engines),
         "on_no_prefill": router.on_no_prefill,
         "conversations": conversations,
         "timeouts": {"shutdown_s": float(max(1, config.drain.timeout_s))},
@@ -44,6 +43,13 @@ def router_document(config: NodeConfig, engines: Engines, *, keys_file: Path | N
     if auth := _auth(config, keys_file):
         document["auth"] = auth
     return yaml.safe_dump(_merged(document, router.options), sort_keys=False)
+
+
+def _fleet(engines: Engines) -> dict[str, list[str]]:
+    # The router takes one kind or the other; a cluster that has both roles uses them.
+    if engines.replicas and not (engines.prefill and engines.decode):
+        return {"engines": list(engines.replicas)}
+    return {"prefill": list(engines.prefill), "decode": list(engines.decode)}
 
 
 def check_router_file(path: Path) -> RouterConfig:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvduplex.node.drain import complete_hook, engine_busy, mark_draining, terminating
 from kvduplex.node.engine import engine_plan_of
+from kvduplex.node.errors import AwsError
 from kvduplex.node.machine import Machine, stop_event
 from kvduplex.node.service import Pace, Service
 from kvduplex.node.weights import copy_prefix, model_folder
@@ -80,7 +81,10 @@ async def _until_taken(machine: Machine, stop: asyncio.Event) -> str:
     await terminating(machine.metadata, every_s=_LIFECYCLE_S)
     instance = machine.metadata.instance_id()
     machine.report(f"Auto Scaling takes {instance}; draining")
-    mark_draining(instance, ec2=machine.aws().client("ec2"))
+    try:
+        mark_draining(instance, ec2=machine.aws().client("ec2"))
+    except AwsError as error:
+        machine.report(f"{error} Draining all the same.")  # routers notice when the engine stops answering
     stop.set()
     return instance
 

@@ -26,6 +26,7 @@ READY_S = 240.0
 STOP_S = 60.0
 ROUTER = ("127.0.0.1", 8000)
 CLIENT_KEY = "client-key"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 METRIC = re.compile(
     r'^vllm:prompt_tokens_by_source_total\{[^}]*source="external_kv_transfer"[^}]*\} ([0-9.e+]+)', re.MULTILINE
 )
@@ -63,7 +64,7 @@ class Service:
             folder.mkdir(parents=True, exist_ok=True)
             os.chown(folder, user.pw_uid, user.pw_gid)
         environment = {
-            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PATH": self.directives.get("Environment", PATH).removeprefix("PATH="),
             "HOME": user.pw_dir,
             "USER": user.pw_name,
             "NOTIFY_SOCKET": address,

@@ -86,7 +86,7 @@ def image(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         )
         making.rename(pristine)
     root = tmp_path_factory.mktemp("image") / "root"
-    subprocess.run(["cp", "--archive", "--reflink=auto", pristine, root], check=True, timeout=120)
+    subprocess.run(["cp", "--archive", "--reflink=auto", str(pristine.resolve()), str(root)], check=True, timeout=120)
     shutil.copytree(bundle, root / BUNDLE.lstrip("/"), symlinks=True, copy_function=_linked)
     provision(root, "base", "cpu", "kvduplex")
     yield root
