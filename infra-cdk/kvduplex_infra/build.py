@@ -55,5 +55,7 @@ def build_cluster(app: App, cluster: Cluster, *, account: str | None) -> Cluster
     state = StateStack(app, cluster=cluster, network=network, **place) if cluster.state.enabled else None
     engines = EnginesStack(app, cluster=cluster, network=network, identity=identity, **place)
     router = RouterStack(app, cluster=cluster, network=network, identity=identity, state=state, **place)
+    # A router has nothing to serve, and is not ready, before there are engines.
+    router.add_dependency(engines)
     observability = ObservabilityStack(app, cluster=cluster, identity=identity, router=router, **place)
     return ClusterStacks(network, identity, state, engines, router, observability)

@@ -191,7 +191,7 @@ def notes(cluster: Cluster) -> list[str]:
         found.append("state.enabled: true makes a store that this release's router does not read yet")
     if cluster.replicas:
         found.append(
-            "prefill: absent, so KV does not move between engines, and this release's routers do not find replicas yet "
+            "prefill: absent, so KV does not move between engines, and each machine runs one engine of the recipe "
             '(docs/deploy-aws.md, "trn1")'
         )
     if not cluster.alarms.emails:

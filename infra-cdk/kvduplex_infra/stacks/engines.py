@@ -10,7 +10,7 @@ from aws_cdk import aws_logs as logs
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from kvduplex.node.discovery import HTTP_PORT_TAG, LEASE_PORT_TAG
+from kvduplex.node.discovery import HTTP_PORT_TAG, LEASE_PORT_TAG, REPLICA_ROLE
 from kvduplex_infra import agent
 from kvduplex_infra.cluster.capacity import OnDemand
 from kvduplex_infra.cluster.model import Cluster
@@ -75,7 +75,7 @@ class EnginesStack(ClusterStack):
             other_groups=[groups.fabric.security_group_id],
             volume_gib=fleet.volume_gib,
             tags={
-                **self.names.tags("replica" if self.cluster.replicas else role),
+                **self.names.tags(REPLICA_ROLE if self.cluster.replicas else role),
                 HTTP_PORT_TAG: str(ports["http"]),
                 LEASE_PORT_TAG: str(ports.get("lease", 0)),
             },
