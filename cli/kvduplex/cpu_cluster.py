@@ -23,7 +23,7 @@ from kvduplex_transfer.interface import EnginePlan, Role, TransferBackend
 
 __all__ = ["DEFAULT_CONNECTOR", "CpuCluster", "CpuRecipe", "Where", "parse_settings", "plan_cluster"]
 
-DEFAULT_CONNECTOR = ConnectorKind.STOCK
+DEFAULT_CONNECTOR = ConnectorKind.LEASED
 _DEFAULT_MAX_TOKENS = 8192
 _STREAM_PARAMS = "kvduplex_connector.stream_params.StreamParamsMiddleware"
 _KV_GIB = 1.0
@@ -182,7 +182,14 @@ def plan_cluster(
     extra = ("--config", str(router_config.absolute())) if router_config else ()
     return Cluster(
         engines=[
-            engine_unit(plan, logs=where.logs, scratch=where.scratch, cache=where.cache, stages=VLLM_STAGES)
+            engine_unit(
+                plan,
+                logs=where.logs,
+                scratch=where.scratch,
+                cache=where.cache,
+                stages=VLLM_STAGES,
+                cores=_cores(plan),
+            )
             for plan in plans
         ],
         roles={plan.name: plan.role for plan in plans},
@@ -192,6 +199,11 @@ def plan_cluster(
         model=wishes.public_name,
         logs=where.logs,
     )
+
+
+def _cores(plan: EnginePlan) -> list[int]:
+    """The cores that a plan binds OpenMP to."""
+    return [int(core) for core in plan.environment.get("GOMP_CPU_AFFINITY", "").split()]
 
 
 def _engine_plans(wishes: CpuCluster, backend: TransferBackend) -> list[EnginePlan]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,7 +15,15 @@ __all__ = ["engine_unit", "router_argv", "router_unit"]
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-def engine_unit(plan: EnginePlan, *, logs: Path, scratch: Path, cache: Path, stages: Sequence[Stage] = ()) -> Unit:
+def engine_unit(
+    plan: EnginePlan,
+    *,
+    logs: Path,
+    scratch: Path,
+    cache: Path,
+    stages: Sequence[Stage] = (),
+    cores: Iterable[int] = (),
+) -> Unit:
     """The program of one engine.
 
     Args:
@@ -25,6 +33,7 @@ def engine_unit(plan: EnginePlan, *, logs: Path, scratch: Path, cache: Path, sta
             even at an orderly end, so it must not be shared.
         cache: Folder for what is worth keeping between starts.
         stages: Steps of its start.
+        cores: Cores it was planned for; empty when it chooses them itself.
     """
     own = scratch / plan.name
     # Compiled helpers would otherwise go to the scratch folder, and be compiled again at each start.
@@ -40,6 +49,7 @@ def engine_unit(plan: EnginePlan, *, logs: Path, scratch: Path, cache: Path, sta
         log=logs / f"{plan.name}.log",
         scratch=own,
         stages=tuple(stages),
+        cores=frozenset(cores),
     )
 
 

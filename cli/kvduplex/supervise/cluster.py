@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvduplex.errors import EngineFailedError
+from kvduplex.supervise.affinity import confine
 from kvduplex.supervise.child import Child
 from kvduplex.supervise.health import answers_ok
 from kvduplex.supervise.logs import StageFollower, probable_cause, tail
@@ -102,6 +103,8 @@ class Cluster:
                 f"{child.unit.name} was not ready after {timeout_s:g} s (stage: {follower.label}). "
                 f"If it only needs longer, raise --timeout.\n{_quote(child)}"
             ) from None
+        if child.unit.cores and child.pid is not None:
+            confine(child.pid, child.unit.cores)
         self._progress.ready(child.unit.name)
 
     async def _until_ready(self, child: Child, follower: StageFollower) -> None:

@@ -45,6 +45,7 @@ class Unit:
         log: File that its output is appended to.
         scratch: Folder made for it at start and deleted with all content at its end, and so is the folder around it
             once that is empty.
+        cores: Where its pinned threads belong; empty to leave them where the program puts them.
         health_path: Answers 200 once the program is ready.
         stages: Steps of its start.
     """
@@ -58,5 +59,6 @@ class Unit:
     ports: Mapping[str, int] = field(default_factory=dict)
     bind_host: str = "127.0.0.1"
     scratch: Path | None = None
+    cores: frozenset[int] = frozenset()
     health_path: str = "/health"
     stages: tuple[Stage, ...] = ()

@@ -189,5 +189,22 @@ async def test_logs_of_earlier_starts_are_kept(cluster: Cluster, make_unit: Make
     assert "loading weights" in unit.log.read_text()
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+async def test_threads_that_strayed_are_brought_back_and_free_ones_left(cluster: Cluster, make_unit: MakeUnit) -> None:
+    first, *_, last = sorted(os.sched_getaffinity(0))
+    stray = f"""
+import os, threading
+free = threading.Thread(target=lambda: server.serve_forever())
+free.start()
+os.sched_setaffinity(0, {{{last}}})
+free.join()
+"""
+    await cluster.start([make_unit(SERVER + stray, cores=frozenset({first}))], timeout_s=20)
+    tasks = [int(entry.name) for entry in Path(f"/proc/{cluster.pids['decode-0']}/task").iterdir()]  # noqa: ASYNC240
+    affinities = [os.sched_getaffinity(task) for task in sorted(tasks)]
+    assert affinities == [{first}, os.sched_getaffinity(0)]
+    await cluster.close()
+
+
 async def test_closing_without_a_start_is_fine(cluster: Cluster) -> None:
     await cluster.close()

@@ -53,8 +53,8 @@ def flag(unit: Unit, name: str) -> str:
 @pytest.mark.parametrize(
     ("name", "wishes"),
     [
-        ("serve_cpu.txt", {}),
-        ("serve_cpu_leased_2p3d.txt", {"prefill": 2, "decode": 3, "connector": ConnectorKind.LEASED}),
+        ("serve_cpu_stock.txt", {"connector": ConnectorKind.STOCK}),
+        ("serve_cpu_2p3d.txt", {"prefill": 2, "decode": 3}),
     ],
 )
 def test_dry_run_is_word_for_word(name: str, wishes: dict[str, Any]) -> None:
@@ -97,6 +97,7 @@ def test_engines_get_different_cores_and_ports() -> None:
     cluster = planned(prefill=2, decode=2)
     ports = [port for unit in units(cluster) for port in unit.ports.values()]
     assert len(ports) == len(set(ports))
+    assert [unit.cores for unit in cluster.engines] == [{0}, {1}, {0}, {1}]
     assert [unit.environment["GOMP_CPU_AFFINITY"] for unit in cluster.engines] == ["0", "1", "0", "1"]
 
 
@@ -107,13 +108,13 @@ def test_an_offset_moves_every_engine_port() -> None:
 
 
 def test_only_stock_decode_engines_put_parameters_into_streams() -> None:
-    assert ["--middleware" in unit.argv for unit in planned().engines] == [False, True]
-    assert ["--middleware" in unit.argv for unit in planned(connector=ConnectorKind.LEASED).engines] == [False, False]
+    assert ["--middleware" in unit.argv for unit in planned().engines] == [False, False]
+    assert ["--middleware" in unit.argv for unit in planned(connector=ConnectorKind.STOCK).engines] == [False, True]
 
 
 def test_the_router_learns_lease_endpoints_only_of_leased_engines() -> None:
-    assert "#lease=" not in flag(units(planned())[-1], "--decode")
-    leased = units(planned(connector=ConnectorKind.LEASED))[-1]
+    assert "#lease=" not in flag(units(planned(connector=ConnectorKind.STOCK))[-1], "--decode")
+    leased = units(planned())[-1]
     assert flag(leased, "--decode") == "http://127.0.0.1:8200#lease=127.0.0.1:5900"
 
 
