@@ -56,6 +56,6 @@ def build_cluster(app: App, cluster: Cluster, *, account: str | None) -> Cluster
     engines = EnginesStack(app, cluster=cluster, network=network, identity=identity, **place)
     router = RouterStack(app, cluster=cluster, network=network, identity=identity, state=state, **place)
     # A router has nothing to serve, and is not ready, before there are engines.
-    router.add_dependency(engines)
+    router.add_stack_dependency(engines)
     observability = ObservabilityStack(app, cluster=cluster, identity=identity, router=router, **place)
     return ClusterStacks(network, identity, state, engines, router, observability)

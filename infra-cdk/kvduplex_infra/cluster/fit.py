@@ -27,6 +27,9 @@ BLOCK_RECLAIM = timedelta(minutes=30)
 _GENERAL_PURPOSE = re.compile(r"^[cmrt]\d+[a-fh-z]*\.")
 """Families that routers run on; the images are for x86, so Graviton (a ``g`` behind the number) is left out."""
 
+_SYSTEM_GIB = 50
+"""What an image, logs and compiled graphs take of a root volume, roughly."""
+
 _ACCELERATORS = {
     Backend.NEURON: Accelerator.NEURON,
     Backend.GPU: Accelerator.GPU,
@@ -45,6 +48,7 @@ def problems(cluster: Cluster, *, now: datetime) -> list[str]:
         found += _interfaces(role, fleet)
         found += _capacity(cluster, role, fleet, now)
         found += _memory(cluster, role, fleet)
+        found += _volume(cluster, role, fleet)
     return found
 
 
@@ -131,6 +135,18 @@ def _memory(cluster: Cluster, role: str, fleet: Fleet) -> Iterator[str]:
         f"{fleet.instance_type} leaves {there:.0f} GiB for them; nearest: "
         f"{_nearest(fleet.instance_type, fitting) if fitting else 'a model with fewer bytes per parameter'}"
     )
+
+
+def _volume(cluster: Cluster, role: str, fleet: Fleet) -> Iterator[str]:
+    needed = weights_gib(cluster.served)
+    if needed is None or cluster.served.id.startswith("/"):
+        return
+    least = int(needed + _SYSTEM_GIB) + 1
+    if fleet.volume_gib < least:
+        yield (
+            f"{role}.volume_gib: {fleet.volume_gib} does not hold {needed:.0f} GiB of weights beside the system's "
+            f"{_SYSTEM_GIB}; nearest: {least}"
+        )
 
 
 def _same_kind(name: str, cluster: Cluster) -> bool:

@@ -49,7 +49,9 @@ class Fleet(Section):
     efa_interfaces: Annotated[int, Field(ge=0)] | None = None
     """EFA interfaces; every one the type has when not given, 0 for none."""
     volume_gib: Annotated[int, Field(ge=30, le=16_384)] = 200
-    """Root volume; weights lie on instance storage where the type has some."""
+    """Root volume, which holds weights and compiled graphs too."""
+    volume_mibps: Annotated[int, Field(ge=125, le=1000)] = 125
+    """Throughput of that volume in MiB/s; weights are read from it at every start of an engine."""
     start_timeout_s: Annotated[int, Field(ge=300, le=43_200)] = 7200
     """Longest time from launch to readiness; a first compile on Neuron takes tens of minutes."""
     options: Mapping[str, Any] = Field(default_factory=dict)

@@ -15,6 +15,7 @@ __all__ = ["launch_template"]
 
 _ROOT_DEVICE = "/dev/sda1"
 """Root device of the Ubuntu images that the kvduplex images are made from."""
+_LEAST_IOPS = 3000
 _Data = ec2.CfnLaunchTemplate
 
 
@@ -30,6 +31,7 @@ def launch_template(
     primary_groups: Sequence[str],
     other_groups: Sequence[str],
     volume_gib: int,
+    volume_mibps: int,
     tags: dict[str, str],
     capacity: Capacity,
     placement_group: str | None,
@@ -47,6 +49,7 @@ def launch_template(
         primary_groups: Security groups of the primary interface.
         other_groups: Security groups of all others.
         volume_gib: Root volume.
+        volume_mibps: Its throughput in MiB/s.
         tags: Tags of instances, volumes and interfaces.
         capacity: Where instances come from.
         placement_group: Cluster placement group, or None.
@@ -63,7 +66,7 @@ def launch_template(
                 _interface(i, primary_groups if n == 0 else other_groups, alone=len(interfaces) == 1)
                 for n, i in enumerate(interfaces)
             ],
-            block_device_mappings=[_root_volume(volume_gib)],
+            block_device_mappings=[_root_volume(volume_gib, volume_mibps)],
             metadata_options=_Data.MetadataOptionsProperty(
                 http_endpoint="enabled",
                 http_tokens="required",
@@ -98,10 +101,18 @@ def _interface(
     )
 
 
-def _root_volume(size_gib: int) -> ec2.CfnLaunchTemplate.BlockDeviceMappingProperty:
+def _root_volume(size_gib: int, mibps: int) -> ec2.CfnLaunchTemplate.BlockDeviceMappingProperty:
     return _Data.BlockDeviceMappingProperty(
         device_name=_ROOT_DEVICE,
-        ebs=_Data.EbsProperty(volume_size=size_gib, volume_type="gp3", encrypted=True, delete_on_termination=True),
+        ebs=_Data.EbsProperty(
+            volume_size=size_gib,
+            volume_type="gp3",
+            throughput=mibps,
+            # gp3 gives a quarter of a MiB/s an operation (EBS user guide, "General Purpose SSD volumes").
+            iops=max(_LEAST_IOPS, 4 * mibps),
+            encrypted=True,
+            delete_on_termination=True,
+        ),
     )
 
 

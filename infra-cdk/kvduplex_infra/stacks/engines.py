@@ -74,6 +74,7 @@ class EnginesStack(ClusterStack):
             primary_groups=[groups.fabric.security_group_id, groups.engine.security_group_id],
             other_groups=[groups.fabric.security_group_id],
             volume_gib=fleet.volume_gib,
+            volume_mibps=fleet.volume_mibps,
             tags={
                 **self.names.tags(REPLICA_ROLE if self.cluster.replicas else role),
                 HTTP_PORT_TAG: str(ports["http"]),

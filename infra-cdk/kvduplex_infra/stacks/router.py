@@ -27,6 +27,7 @@ __all__ = ["RouterStack"]
 
 _START_TIMEOUT_S = 900
 _VOLUME_GIB = 60
+_VOLUME_MIBPS = 125
 
 
 class RouterStack(ClusterStack):
@@ -80,6 +81,7 @@ class RouterStack(ClusterStack):
             primary_groups=[self._network.groups.router.security_group_id],
             other_groups=[],
             volume_gib=_VOLUME_GIB,
+            volume_mibps=_VOLUME_MIBPS,
             tags=self.names.tags("router"),
             capacity=OnDemand(),
             placement_group=None,

@@ -67,6 +67,7 @@ def test_shipped_clusters_are_in_order(path: Path) -> None:
         ("model", {"id": "Qwen/Qwen3-8B"}, ["model.source", "Qwen/Qwen3-8B", "s3://"]),
         ("network", {"internet": "none", "endpoints": False}, ["endpoints: false", "Session Manager"]),
         ("model", {"id": "big/model", "parameters_b": 2000}, ["needs 3725 GiB", "leaves 1306 GiB"]),
+        ("decode.volume_gib", 150, ["decode.volume_gib: 150 does not hold 132 GiB", "nearest: 182"]),
         ("image", {"ssm_parameter": "/kvduplex/x"}, ["ssm_version", "drifts"]),
         ("prefill.capacity", {**BLOCK, "zone": "us-east-2c"}, ["us-east-2c", "nearest: zone: us-east-2c"]),
         ("prefill.capacity", {**BLOCK, "ends": "2026-12-01T00:29:00Z"}, ["is over", "on_demand"]),

@@ -76,7 +76,7 @@ def test_every_card_has_its_efa(assembly: Templates, name: str, cards: int) -> N
 
 
 def test_layout_b_gives_each_card_an_address(assembly: Templates) -> None:
-    values = {"instance_type": "trn2.48xlarge", "count": 1, "efa_layout": "B"}
+    values = {"instance_type": "trn2.48xlarge", "count": 1, "volume_gib": 300, "efa_layout": "B"}
     data = launch_data(assembly("trn2", decode=values), "decode")
     listed = [(i["NetworkCardIndex"], i["DeviceIndex"], i["InterfaceType"]) for i in data["NetworkInterfaces"]]
     assert listed == [(0, 0, "efa"), *((card, 1, "efa") for card in range(1, 16))]
@@ -89,6 +89,13 @@ def test_machines_without_efa_have_one_plain_interface(assembly: Templates) -> N
     assert "InterfaceType" not in interface
     assert "NetworkCardIndex" not in interface
     assert not list(cpu.resources("AWS::EC2::PlacementGroup"))
+
+
+def test_root_volumes_are_fast_enough_for_weights(assembly: Templates) -> None:
+    (mapping,) = launch_data(assembly("trn2"), "decode")["BlockDeviceMappings"]
+    assert (mapping["Ebs"]["Throughput"], mapping["Ebs"]["Iops"], mapping["Ebs"]["VolumeSize"]) == (1000, 4000, 500)
+    (mapping,) = launch_data(assembly("cpu-smoke"), "decode")["BlockDeviceMappings"]
+    assert (mapping["Ebs"]["Throughput"], mapping["Ebs"]["Iops"]) == (125, 3000)
 
 
 def test_both_roles_share_one_cluster_placement_group(assembly: Templates) -> None:
