@@ -18,6 +18,7 @@ IDLE_TIMEOUT_S = 4000
 """The longest an Application Load Balancer allows. A stream sends nothing while a long prompt is computed; the
 router's own limits end turns that hang."""
 _LOG_DAYS = 90
+_PRIVATE_PATHS = ("/metrics", "/admin", "/admin/*")
 _DEREGISTRATION_MAX_S = 3600
 
 
@@ -70,16 +71,27 @@ class Balancer(Construct):
         self._listen(access)
 
     def _listen(self, access: Access) -> None:
+        listener = self._listener(access)
+        # Metrics name engines, and operators' paths are for operators: both are reached from the machines themselves.
+        listener.add_action(
+            "Private",
+            priority=1,
+            conditions=[elbv2.ListenerCondition.path_patterns(list(_PRIVATE_PATHS))],
+            action=elbv2.ListenerAction.fixed_response(
+                404, content_type="application/json", message_body='{"error": {"message": "not found"}}'
+            ),
+        )
+
+    def _listener(self, access: Access) -> elbv2.ApplicationListener:
         if access.certificate_arn is None:
-            self.balancer.add_listener(
+            return self.balancer.add_listener(
                 "Http",
                 port=80,
                 open=False,
                 protocol=elbv2.ApplicationProtocol.HTTP,
                 default_target_groups=[self.targets],
             )
-            return
-        self.balancer.add_listener(
+        return self.balancer.add_listener(
             "Https",
             port=443,
             open=False,

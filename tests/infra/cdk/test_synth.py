@@ -229,6 +229,13 @@ def test_the_default_door_is_internal_and_streams(assembly: Templates) -> None:
     assert attributes["routing.http.drop_invalid_header_fields.enabled"] == "true"
 
 
+def test_operators_paths_do_not_pass_the_door(assembly: Templates) -> None:
+    rule = one(assembly("trn2"), "AWS::ElasticLoadBalancingV2::ListenerRule")
+    (condition,) = rule["Conditions"]
+    assert condition["PathPatternConfig"]["Values"] == ["/metrics", "/admin", "/admin/*"]
+    assert rule["Actions"][0]["FixedResponseConfig"]["StatusCode"] == "404"
+
+
 def test_public_access_is_https_from_named_networks(assembly: Templates) -> None:
     access = {
         "mode": "public",
