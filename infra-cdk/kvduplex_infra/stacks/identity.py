@@ -59,6 +59,23 @@ class IdentityStack(ClusterStack):
         return MachineRole(self, f"{role.capitalize()}Machines", cluster=self.cluster, names=self.names, role=role)
 
     def _topic(self) -> sns.Topic:
+        topic = sns.Topic(self, "Operators", master_key=self._topic_key(), enforce_ssl=True)
+        # A topic with a policy of its own no longer takes messages from the account's alarms by itself.
+        topic.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="AlarmsOfThisAccount",
+                principals=[iam.ServicePrincipal("cloudwatch.amazonaws.com")],
+                actions=["sns:Publish"],
+                resources=[topic.topic_arn],
+                conditions={"StringEquals": {"aws:SourceAccount": self.account}},
+            )
+        )
+        for email in self.cluster.alarms.emails:
+            topic.add_subscription(subscriptions.EmailSubscription(email))
+        return topic
+
+    def _topic_key(self) -> kms.Key:
+        """A key of our own: CloudWatch, EventBridge and Auto Scaling cannot publish with the AWS-managed one."""
         key = kms.Key(
             self,
             "TopicKey",
@@ -66,10 +83,21 @@ class IdentityStack(ClusterStack):
             enable_key_rotation=True,
             removal_policy=RemovalPolicy.DESTROY,
         )
-        # CloudWatch and EventBridge cannot publish to a topic encrypted with the AWS-managed key.
-        for service in ("cloudwatch.amazonaws.com", "events.amazonaws.com", "budgets.amazonaws.com"):
+        for service in ("cloudwatch.amazonaws.com", "events.amazonaws.com"):
             key.grant_encrypt_decrypt(iam.ServicePrincipal(service))
-        topic = sns.Topic(self, "Operators", master_key=key, enforce_ssl=True)
-        for email in self.cluster.alarms.emails:
-            topic.add_subscription(subscriptions.EmailSubscription(email))
-        return topic
+        # By condition and not as principal: KMS refuses a policy that names a role which is not there yet, and the
+        # account's first group makes this one.
+        scaling = "role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
+        key.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="ScalingEvents",
+                principals=[iam.AnyPrincipal()],
+                actions=["kms:Decrypt", "kms:GenerateDataKey*"],
+                resources=["*"],
+                conditions={
+                    "StringEquals": {"kms:CallerAccount": self.account},
+                    "ArnEquals": {"aws:PrincipalArn": f"arn:{self.partition}:iam::{self.account}:{scaling}"},
+                },
+            )
+        )
+        return key

@@ -340,6 +340,16 @@ def test_alarms_have_the_files_baselines(assembly: Templates) -> None:
     assert len(alarms) == 7
 
 
+def test_alarms_and_scaling_events_reach_the_operators_topic(assembly: Templates) -> None:
+    trn2 = assembly("trn2")
+    statements = one(trn2, "AWS::SNS::TopicPolicy")["PolicyDocument"]["Statement"]
+    publishers = {s["Principal"]["Service"] for s in statements if s["Effect"] == "Allow"}
+    assert publishers == {"cloudwatch.amazonaws.com"}
+    key = json.dumps(one(trn2, "AWS::KMS::Key")["KeyPolicy"])
+    assert "AWSServiceRoleForAutoScaling" in key
+    assert "cloudwatch.amazonaws.com" in key
+
+
 def test_a_budget_counts_the_clusters_tag(assembly: Templates) -> None:
     budget = {"monthly_usd": 5000, "emails": ["ops@example.com"]}
     values = one(assembly("cpu-smoke", budget=budget), "AWS::Budgets::Budget")
