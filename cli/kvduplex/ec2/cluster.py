@@ -77,7 +77,7 @@ def missing_machines(wanted: Iterable[Machine], running: Iterable[Instance], *, 
         ClusterConflictError: Something runs under the cluster's name that was not asked for in this way.
     """
     by_name = {instance.name: instance for instance in running}
-    machines = {f"{machine.role}-{machine.index}": machine for machine in wanted}
+    machines = {machine.name: machine for machine in wanted}
     for name, instance in sorted(by_name.items()):
         machine = machines.get(name)
         if machine is None or instance.spec != machine.spec:

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvduplex.ec2.request import LaunchRequest
 from kvduplex.node.config import NodeRole
-from kvduplex.node.discovery import CLUSTER_TAG, HTTP_PORT_TAG, LEASE_PORT_TAG, ROLE_TAG
+from kvduplex.node.discovery import CLUSTER_TAG, HTTP_PORT_TAG, LEASE_PORT_TAG, REPLICA_ROLE, ROLE_TAG
 from kvduplex.node.engine import LOOPBACK, engine_plan_of
 from kvduplex.node.user_data import render_user_data
 from kvduplex_transfer.hostchecks.efa_layout import InterfaceType, network_interfaces
@@ -47,6 +47,7 @@ class Machine:
     Attributes:
         role: What it does.
         index: Which of its role, from 0.
+        name: Role as its tags say it, and index, e.g. ``decode-0``.
         instance_type: EC2 type.
         spec: Digest of what it is started with.
         parameters: Arguments of ``run_instances``.
@@ -54,6 +55,7 @@ class Machine:
 
     role: NodeRole
     index: int
+    name: str
     instance_type: str
     spec: str
     parameters: Mapping[str, Any]
@@ -81,17 +83,19 @@ def _machine(request: LaunchRequest, place: Place, role: NodeRole, index: int) -
     # Without the id of the cluster's own group, which is not known before it is made.
     asked = _parameters(request, replace(place, groups=request.security_groups), role, instance_type)
     spec = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    label = REPLICA_ROLE if request.replicas and role is not NodeRole.ROUTER else role.value
     tags = {
-        "Name": f"{resource_name(request.cluster)}-{role}-{index}",
+        "Name": f"{resource_name(request.cluster)}-{label}-{index}",
         CLUSTER_TAG: request.cluster,
-        ROLE_TAG: role.value,
+        ROLE_TAG: label,
         INDEX_TAG: str(index),
         SPEC_TAG: spec,
         **_port_tags(request, role),
     }
     listed = [{"Key": key, "Value": value} for key, value in tags.items()]
     specifications = [{"ResourceType": kind, "Tags": listed} for kind in ("instance", "volume", "network-interface")]
-    return Machine(role, index, instance_type, spec, {**parameters, "TagSpecifications": specifications})
+    parameters["TagSpecifications"] = specifications
+    return Machine(role, index, f"{label}-{index}", instance_type, spec, parameters)
 
 
 def _parameters(request: LaunchRequest, place: Place, role: NodeRole, instance_type: str) -> dict[str, Any]:

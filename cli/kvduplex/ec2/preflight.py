@@ -198,7 +198,7 @@ def _reservation(request: LaunchRequest, fleets: dict[NodeRole, Fleet], zone: st
         found = ec2.describe_capacity_reservations(CapacityReservationIds=[request.reservation])
     reservation = found["CapacityReservations"][0]
     needed = sum(fleet.count for role, fleet in fleets.items() if role is not NodeRole.ROUTER)
-    wanted = (request.prefill.instance_type, zone, "active")
+    wanted = (request.decode.instance_type, zone, "active")
     has = tuple(str(reservation.get(key, "unknown")) for key in ("InstanceType", "AvailabilityZone", "State"))
     free = reservation.get("AvailableInstanceCount", 0)
     expected = f"{', '.join(wanted)}, {needed} free"

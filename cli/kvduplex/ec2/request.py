@@ -23,6 +23,7 @@ from kvduplex.node.config import (
     RouterSettings,
 )
 from kvduplex.node.discovery import CLUSTER_TAG
+from kvduplex.node.engine import has_replicas
 from kvduplex_transfer.errors import ConfigError
 from kvduplex_transfer.hostchecks.efa_layout import EfaLayout, network_interfaces
 from kvduplex_transfer.hostchecks.instances import Accelerator, instance_type_named
@@ -58,7 +59,8 @@ class LaunchRequest(BaseModel):
     backend: Backend
     recipe: str | None = None
     model: Model | None = None
-    prefill: Fleet
+    prefill: Fleet | None = None
+    """Left out only with a recipe whose engines do whole turns; `decode` holds those replicas then."""
     decode: Fleet
     router: Fleet = Fleet(count=1, instance_type="c7i.xlarge")
     security_groups: tuple[Annotated[str, StringConstraints(pattern=r"^sg-[0-9a-f]{8,17}$")], ...] = ()
@@ -94,7 +96,13 @@ class LaunchRequest(BaseModel):
     @property
     def fleets(self) -> Mapping[NodeRole, Fleet]:
         """Machines by role, in the order they are started: engines first, since they take longest."""
-        return {NodeRole.PREFILL: self.prefill, NodeRole.DECODE: self.decode, NodeRole.ROUTER: self.router}
+        fleets = {NodeRole.PREFILL: self.prefill, NodeRole.DECODE: self.decode, NodeRole.ROUTER: self.router}
+        return {role: fleet for role, fleet in fleets.items() if fleet is not None}
+
+    @property
+    def replicas(self) -> bool:
+        """Whether the engines do whole turns, each by itself."""
+        return self.prefill is None
 
     def node(self, role: NodeRole) -> NodeConfig:
         """The node file of a machine of `role`."""
@@ -123,17 +131,23 @@ class LaunchRequest(BaseModel):
 
     @model_validator(mode="after")
     def _types_fit(self) -> Self:
-        for role, fleet in (("prefill", self.prefill), ("decode", self.decode)):
-            self._check_engine_type(role, fleet.instance_type)
+        for role in self.fleets.keys() - {NodeRole.ROUTER}:
+            self._check_engine_type(role, self.fleets[role].instance_type)
         if self.capacity_block and self.reservation is None:
             raise ValueError("capacity_block: name the block with --reservation cr-...")
-        if self.reservation and self.prefill.instance_type != self.decode.instance_type:
-            raise ValueError(
-                "reservation: holds one instance type, but prefill and decode ask for two; make them equal"
-            )
-        for role in (NodeRole.PREFILL, NodeRole.DECODE, NodeRole.ROUTER):
+        if self.reservation and self.prefill and self.prefill.instance_type != self.decode.instance_type:
+            raise ValueError("reservation: holds one instance type; make those of prefill and decode equal")
+        self._check_topology()
+        for role in self.fleets:
             self.node(role)
         return self
+
+    def _check_topology(self) -> None:
+        wanted = has_replicas(self.backend, self.recipe)
+        if wanted and not self.replicas:
+            raise ValueError(f"prefill: recipe {self.recipe} has no prefill/decode split; say --prefill 0")
+        if self.replicas and not wanted:
+            raise ValueError("prefill: needs at least one machine; only recipes of replicas go without")
 
     def _check_engine_type(self, role: str, name: str) -> None:
         row, wanted = instance_type_named(name), _ACCELERATORS[self.backend]

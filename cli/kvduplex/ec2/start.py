@@ -157,7 +157,7 @@ class Launcher:
         except ClientError as error:
             if error.response["Error"]["Code"] != _DRY_RUN_PASSED:
                 said = f"{error.response['Error']['Code']}: {error.response['Error'].get('Message', '')}"
-                raise LaunchPreflightError(f"EC2 would not start {machine.role}-{machine.index}: {said}") from error
+                raise LaunchPreflightError(f"EC2 would not start {machine.name}: {said}") from error
 
     def _start(self, request: LaunchRequest, facts: Facts, missing: Iterable[Machine]) -> None:
         ec2 = self._clients.ec2
@@ -173,7 +173,7 @@ class Launcher:
     def _run(self, request: LaunchRequest, machine: Machine, started: list[str]) -> str:
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - only where boto3 is
 
-        name = f"{machine.role}-{machine.index}"
+        name = machine.name
         try:
             found = self._clients.ec2.run_instances(**machine.parameters, ClientToken=self._token(request, machine))
         except (ClientError, BotoCoreError) as error:

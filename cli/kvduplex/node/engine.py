@@ -15,9 +15,9 @@ from kvduplex_transfer.engine_options import ConnectorKind
 from kvduplex_transfer.errors import ConfigError
 from kvduplex_transfer.host import HostBackend
 from kvduplex_transfer.interface import EnginePlan, RecipeLike, Role, TransferBackend
-from kvduplex_transfer.recipes import Catalogue
+from kvduplex_transfer.recipes import Catalogue, Topology
 
-__all__ = ["LOOPBACK", "backend_of", "engine_plan_of"]
+__all__ = ["LOOPBACK", "backend_of", "engine_plan_of", "has_replicas"]
 
 LOOPBACK = "127.0.0.1"
 _STREAM_PARAMS = "kvduplex_connector.stream_params.StreamParamsMiddleware"
@@ -52,6 +52,16 @@ def backend_of(config: NodeConfig, *, interpreter: str) -> TransferBackend:
     if config.backend is None:
         raise NodeConfigError(f"backend: role {config.role} has no engines; name one of {', '.join(Backend)}")
     return _BACKENDS[config.backend](interpreter=interpreter)
+
+
+def has_replicas(backend: Backend, recipe: str | None) -> bool:
+    """Whether the engines of `recipe` do whole turns; False for an unknown one, which planning refuses."""
+    if recipe is None or (catalogue := _CATALOGUES.get(backend)) is None:
+        return False
+    try:
+        return catalogue().load(recipe).topology is Topology.REPLICAS
+    except ConfigError:
+        return False
 
 
 def engine_plan_of(config: NodeConfig, role: Role, *, address: str, interpreter: str) -> EnginePlan:

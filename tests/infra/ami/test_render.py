@@ -138,6 +138,7 @@ def test_requirements_are_the_closure_with_a_checksum_each(tmp_path: Path) -> No
     assert re.fullmatch(r"msgspec==\S+ --hash=sha256:[0-9a-f]{64}", line)
 
 
+@pytest.mark.infra
 @pytest.mark.parametrize("flavour", ["cpu", "neuron", "cuda"])
 def test_packer_understands_the_template(tmp_path: Path, flavour: str) -> None:
     """Debian's Packer 1.6 checks syntax, and every key of the builder but the two that are younger than it."""

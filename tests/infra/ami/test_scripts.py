@@ -21,6 +21,7 @@ def shell(script: str, *, cwd: Path | None = None) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.infra
 def test_shellcheck_has_nothing_to_say() -> None:
     scripts = sorted(str(path) for path in [*AMI.rglob("*.sh")])
     done = subprocess.run(

@@ -76,7 +76,7 @@ def test_logs_are_read_by_systems_manager_with_numbers_only(account: Any) -> Non
     [
         (("--set", "max_model_len"), "write KEY=VALUE"),
         (("--efa-layout", "C"), "efa_layout: input should be 'A' or 'B'"),
-        (("--prefill", "0"), "prefill.count"),
+        (("--prefill", "0"), "only recipes of replicas go without"),
     ],
 )
 def test_wrong_options_are_explained(account: Any, more: tuple[str, ...], said: str) -> None:

@@ -191,6 +191,21 @@ def test_a_machine_that_cannot_be_had_takes_the_others_back(account: Any, asked:
     assert instances_of("demo", ec2=account.client("ec2")) == ()
 
 
+def test_replicas_are_started_without_prefill_machines(account: Any, asked: Build) -> None:
+    account.quotas["L-2C3B7624"] = 256.0
+    account.prices["trn1.32xlarge"] = 21.5
+    replicas = {"count": 1, "instance_type": "trn1.32xlarge"}
+    subnets = account.client("ec2").describe_subnets()["Subnets"]
+    subnet = next(s["SubnetId"] for s in subnets if s["AvailabilityZone"] == "us-east-2c")  # where trn1 is offered
+    recipe = {"backend": "neuron", "recipe": "llama-3.1-8b-trn1", "model": None}
+    request = asked(**recipe, subnet=subnet, prefill=None, decode=replicas)
+    names = [instance.name for instance in account.launcher(said=[]).up(request)]
+    assert names == ["replica-0", "router-0"]
+    said: list[str] = []
+    account.launcher(said=said).up(request)
+    assert said == ["cluster demo runs already; nothing to do"]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -237,6 +252,7 @@ def test_a_zone_without_the_type_is_refused_with_those_that_have_it(account: Any
             {"prefill": {"count": 0, "instance_type": "c7i.4xlarge"}},
             "prefill.count: input should be greater than",
         ),
+        ({"prefill": None}, "only recipes of replicas go without"),
         ({"subnet": "subnet"}, "subnet: string should match pattern"),
         ({"capacity_block": True}, "name the block with --reservation"),
         ({"cluster": "Demo"}, "cluster: string should match pattern"),
