@@ -1,8 +1,8 @@
 """What every contract test runs on: the backends of this installation, agents, memory, and peers of other processes.
 
-Backends are found by their entry points, and each runs the whole suite. One whose devices are not here may run it
-over host memory instead: `OVER_HOST_MEMORY` says with which environment, and the suite then proves its wiring and
-the agent, not its device memory.
+Backends are found by their entry points. One whose devices are not here may run over host memory instead, with its
+own settings otherwise: the suite then proves these settings and the agent, not its device memory, which
+``make test-hardware`` does on hosts that have it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ import pytest
 from numpy.typing import NDArray
 
 from kvduplex_transfer.blocks import BlockArray
-from kvduplex_transfer.errors import BackendUnavailableError
 from kvduplex_transfer.interface import (
     BlockRef,
     MemoryRegion,
@@ -39,6 +38,7 @@ from kvduplex_transfer.interface import (
     TransferAgent,
     TransferBackend,
 )
+from kvduplex_transfer.opening import open_over_host_memory
 
 DEADLINE_S = 20.0
 _ZYGOTE = Path(__file__).with_name("peer_zygote.py")
@@ -55,21 +55,42 @@ class Case:
         environment: Of this process and its peers while agents are opened.
         served: Whether a read needs its peer to run, as it does between two machines without RDMA: only then can
             a read be held up for as long as a test wants.
+        over_host_memory: Whether it runs over host memory instead of its devices'.
     """
 
     id: str
     backend: str
     environment: Mapping[str, str] = field(default_factory=dict)
     served: bool = False
+    over_host_memory: bool = False
+
+    def load(self) -> TransferBackend:
+        """The backend, made in the environment of this case."""
+        (entry,) = entry_points(group="kvduplex.backends", name=self.backend)
+        with self.entered():
+            backend: TransferBackend = entry.load()()
+        return backend
+
+    def open(self, backend: TransferBackend, name: str) -> TransferAgent:
+        """An agent of the backend, opened in the environment of this case."""
+        with self.entered():
+            return open_over_host_memory(backend, name) if self.over_host_memory else backend.open(name)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            for key, value in self.environment.items():
+                patch.setenv(key, value)
+            yield
 
 
 CASES = (
     Case("host", "host"),
     Case("host-tcp", "host", {"UCX_TLS": "tcp,self"}, served=True),
+    # Neuron's LIBFABRIC plugin does not load without libfabric and CUDA's libraries, not even for host memory.
+    Case("gpu-ucx", "gpu", {"KVDUPLEX_GPU_TRANSPORT": "ucx"}, over_host_memory=True),
 )
-"""The case named as its backend runs all; others the modules whose ``TRANSPORTS`` is ``every`` or ``served``."""
-OVER_HOST_MEMORY: tuple[Case, ...] = ()
-"""Backends of accelerators that may run over host memory here."""
+"""The case named as its backend runs all; others the modules whose ``TRANSPORTS`` wants them, see `_wants`."""
 
 
 def unique(name: str) -> str:
@@ -106,10 +127,7 @@ class Opened:
     stack: contextlib.ExitStack
 
     def agent(self, name: str = "agent") -> TransferAgent:
-        with pytest.MonkeyPatch.context() as patch:
-            for key, value in self.case.environment.items():
-                patch.setenv(key, value)
-            agent = self.backend.open(unique(name))
+        agent = self.case.open(self.backend, unique(name))
         self.stack.callback(agent.close)
         return agent
 
@@ -157,7 +175,7 @@ class PeerProcess:
         self.bytes = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
         self._socket = zygote.connect()
         self._lines = self._socket.makefile("rw", buffering=1)
-        self._send(backend=case.backend, name=name, size=size, seed=seed, environment=dict(case.environment))
+        self._send(case=asdict(case), name=name, size=size, seed=seed)
         described = self.do("describe")
         self.metadata = base64.b64decode(described["metadata"])
         self.address: int = described["address"]
@@ -225,6 +243,8 @@ def _wants(wanted: str, case: Case) -> bool:
     match wanted:
         case "every":
             return True
+        case "own memory":
+            return not case.over_host_memory
         case "served":
             return case.served
     return case.id == case.backend
@@ -232,7 +252,7 @@ def _wants(wanted: str, case: Case) -> bool:
 
 def _cases() -> list[Case]:
     found = entry_points(group="kvduplex.backends").names
-    return [case for case in (*CASES, *OVER_HOST_MEMORY) if case.backend in found]
+    return [case for case in CASES if case.backend in found]
 
 
 @pytest.fixture(scope="session")
@@ -247,7 +267,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 def shared(request: pytest.FixtureRequest, zygote: Zygote) -> Iterator[Opened]:
     """The case under test, for agents that live as long as the session."""
     with contextlib.ExitStack() as stack:
-        yield Opened(request.param, _load(request.param), zygote, stack)
+        yield Opened(request.param, request.param.load(), zygote, stack)
 
 
 @pytest.fixture
@@ -338,14 +358,3 @@ def eventually() -> Callable[..., None]:
             time.sleep(0.002)
 
     return wait
-
-
-def _load(case: Case) -> TransferBackend:
-    (entry,) = entry_points(group="kvduplex.backends", name=case.backend)
-    backend: TransferBackend = entry.load()()
-    if case.backend != "host":
-        try:
-            backend.open(unique("probe")).close()
-        except BackendUnavailableError as error:
-            pytest.skip(f"{case.backend} cannot open an agent here: {error}")
-    return backend

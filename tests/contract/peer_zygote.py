@@ -1,7 +1,7 @@
 """Peers in processes of their own: forked from one that has imported everything, each around one agent and one region.
 
 Run as ``python peer_zygote.py SOCKET``. Each connection to SOCKET begins with a line of JSON
-``{"backend", "name", "size", "seed", "environment"}`` and is then a peer's: one command a line, one answer a line.
+``{"case", "name", "size", "seed"}`` and is then a peer's: one command a line, one answer a line.
 The region holds the bytes that `numpy` draws from the seed.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -21,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from kvduplex_transfer.interface import BlockRef, MemoryRegion, Peer, TransferAgent, TransferBackend
+from kvduplex_transfer.nixlwheel import import_nixl
+from kvduplex_transfer.opening import open_over_host_memory
 
 WAIT_S = 20.0
 
@@ -64,14 +65,19 @@ class Program:
         return base64.b64encode(self.memory[:length].tobytes()).decode()
 
 
+def opened(case: dict[str, Any], name: str) -> TransferAgent:
+    """An agent as the case in conftest.py says."""
+    os.environ.update(case["environment"])
+    (entry,) = entry_points(group="kvduplex.backends", name=case["backend"])
+    backend: TransferBackend = entry.load()()
+    return open_over_host_memory(backend, name) if case["over_host_memory"] else backend.open(name)
+
+
 def serve(connection: socket.socket) -> None:
     """Be one peer until the connection ends."""
     with connection.makefile("rw", buffering=1) as lines:
         wanted = json.loads(lines.readline())
-        os.environ.update(wanted["environment"])
-        (entry,) = entry_points(group="kvduplex.backends", name=wanted["backend"])
-        backend: TransferBackend = entry.load()()
-        with backend.open(wanted["name"]) as agent:
+        with opened(wanted["case"], wanted["name"]) as agent:
             program = Program(agent, wanted["size"], wanted["seed"])
             for line in lines:
                 lines.write(json.dumps({"result": program.answer(json.loads(line))}) + "\n")
@@ -79,7 +85,7 @@ def serve(connection: socket.socket) -> None:
 
 def main(path: str) -> None:
     with contextlib.suppress(ImportError):  # imported, not opened: NIXL's threads must not exist before the fork
-        importlib.import_module("nixl._api")
+        import_nixl()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)

@@ -36,10 +36,11 @@ def test_a_thousand_reads_leave_nothing_behind(
     def read(times: int) -> None:
         for number in range(times):
             blocks = [number % 64, (number + 31) % 64]
-            handle = reader.read(peer, far.blocks(blocks, 4096), local.blocks(blocks, 4096), notify=b"read")
+            notify = b"read" if number % 10 == 0 else None
+            handle = reader.read(peer, far.blocks(blocks, 4096), local.blocks(blocks, 4096), notify=notify)
             reader.wait(handle, 20.0)
             reader.release(handle)
-        assert len(receive(owner, times)) == times
+        assert len(receive(owner, times // 10)) == times // 10
 
     read(100)
     before = descriptors(), threads(), psutil.Process().memory_info().rss

@@ -15,7 +15,7 @@ from kvduplex_transfer.interface import TransferAgent
 if TYPE_CHECKING:
     from tests.contract.conftest import Connect, Memory, Opened, PeerProcess
 
-TRANSPORTS = "every"
+TRANSPORTS = "own memory"
 BOUND_S = 30.0
 
 

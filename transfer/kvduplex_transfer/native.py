@@ -1,11 +1,10 @@
 """The one door to NIXL: typed, with its errors mapped. Only the owner thread may call it.
 
-``nixl`` is imported when a `NativeAgent` is made, never before.
+``nixl`` is imported when an agent is started, never before.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
@@ -24,6 +23,7 @@ from kvduplex_transfer.errors import (
 )
 from kvduplex_transfer.interface import AgentFacts, MemoryRegion, MemoryType, NixlSettings
 from kvduplex_transfer.nixl_errors import nixl_call
+from kvduplex_transfer.nixlwheel import import_nixl
 
 __all__ = ["NativeAgent", "NativeRead"]
 
@@ -176,7 +176,8 @@ class NativeAgent:
         init = dict(parameters)
         if self._settings.num_threads > 0:
             init.setdefault("num_threads", str(self._settings.num_threads))
-        with nixl_call(f"start NIXL backend {backend!r} with {init}", _NO_PLUGIN):
+        hint = f"when a library of the plugin is missing, `ldd` of its libplugin_{backend}.so says which"
+        with nixl_call(f"start NIXL backend {backend!r} with {init}", _NO_PLUGIN, hint=hint):
             self._agent.create_backend(backend, init)
 
     def _read_back(self) -> AgentFacts:
@@ -204,7 +205,7 @@ def _rows(regions: Sequence[MemoryRegion]) -> list[tuple[int, int, int, str]]:
 
 def _import_nixl() -> Any:
     try:
-        return importlib.import_module("nixl._api")
+        return import_nixl()
     except ImportError as error:
         raise BackendUnavailableError(
             f"NIXL cannot be imported ({error}); install the engine extra of this backend, e.g. "

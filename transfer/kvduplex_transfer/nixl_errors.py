@@ -43,12 +43,13 @@ _NOTHING: Mapping[str, type[TransferError]] = MappingProxyType({})
 
 
 @contextmanager
-def nixl_call(action: str, meaning: Mapping[str, type[TransferError]] = _NOTHING) -> Iterator[None]:
+def nixl_call(action: str, meaning: Mapping[str, type[TransferError]] = _NOTHING, *, hint: str = "") -> Iterator[None]:
     """Raise NIXL's errors as ours.
 
     Args:
         action: What is being done, for the message, e.g. ``register 3 regions of DRAM``.
         meaning: What a class means here, where that differs from `NIXL_ERRORS`.
+        hint: What to do about a failure, where that is known.
 
     Raises:
         TransferError: The mapped class, from the original.
@@ -61,4 +62,5 @@ def nixl_call(action: str, meaning: Mapping[str, type[TransferError]] = _NOTHING
         if mapped is None:
             raise
         # Without its traceback, whose frames hold NIXL's handles and through them the agent, long after its end.
-        raise mapped(f"cannot {action}: {kind}: {error}") from error.with_traceback(None)
+        advice = f"; {hint}" if hint else ""
+        raise mapped(f"cannot {action}: {kind}: {error}{advice}") from error.with_traceback(None)

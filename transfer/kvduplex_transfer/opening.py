@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from kvduplex_transfer.agent import NixlAgent
 from kvduplex_transfer.errors import SilentFallbackError
-from kvduplex_transfer.interface import NixlSettings, TransferAgent, TransferBackend
+from kvduplex_transfer.interface import MemoryType, NixlSettings, TransferAgent, TransferBackend
 
-__all__ = ["open_agent", "refuse_fallback"]
+__all__ = ["open_agent", "open_over_host_memory", "refuse_fallback"]
 
 
 def open_agent(backend: TransferBackend, name: str) -> NixlAgent:
@@ -21,6 +22,23 @@ def open_agent(backend: TransferBackend, name: str) -> NixlAgent:
     agent = NixlAgent(name, backend.nixl_settings())
     try:
         backend.verify_agent(agent)
+    except BaseException:
+        agent.close()
+        raise
+    return agent
+
+
+def open_over_host_memory(backend: TransferBackend, name: str) -> NixlAgent:
+    """Open an agent with `backend`'s settings, but over host memory: to try its wiring where its devices are not.
+
+    Raises:
+        BackendUnavailableError: NIXL or its plugin is missing.
+        SilentFallbackError: The plugin does not move host memory.
+    """
+    settings = replace(backend.nixl_settings(), memory_type=MemoryType.DRAM, kv_buffer_device="cpu")
+    agent = NixlAgent(name, settings)
+    try:
+        refuse_fallback(agent, settings)
     except BaseException:
         agent.close()
         raise

@@ -45,6 +45,12 @@ def test_the_call_may_say_what_a_class_means_here() -> None:
         raise nixlBackendError
 
 
+def test_a_hint_ends_the_message() -> None:
+    with pytest.raises(TransferFailedError, match=r"cannot start: nixlBackendError: ; look at ldd$"):  # noqa: SIM117
+        with nixl_call("start", hint="look at ldd"):
+            raise nixlBackendError
+
+
 def test_other_errors_pass_unchanged() -> None:
     with pytest.raises(ZeroDivisionError), nixl_call("divide"):
         raise ZeroDivisionError
