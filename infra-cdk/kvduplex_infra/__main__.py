@@ -23,7 +23,9 @@ _REFUSED = 2
 
 def main() -> int:
     """0: all is well; 1: the account cannot give it, or something is left; 2: it could not be asked."""
-    parser = argparse.ArgumentParser(prog="python -m kvduplex_infra", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m kvduplex_infra", description="What the account says about a cluster."
+    )
     parser.add_argument("command", choices=sorted(_COMMANDS))
     parser.add_argument("cluster", type=Path, help="cluster file")
     options = parser.parse_args()
