@@ -66,8 +66,11 @@ def engine_plan(node: NodeConfig, role: str) -> EnginePlan:
     Raises:
         ClusterFileError: It would refuse to: an option does not fit the recipe or the backend.
     """
+    # A plan counts the cores of the machine it is made on, which is not the one that will run it.
+    options = {key: value for key, value in node.engine.options.items() if key != "cores_per_engine"}
+    elsewhere = node.model_copy(update={"engine": node.engine.model_copy(update={"options": options})})
     try:
-        return engine_plan_of(node, Role(role), address=_SOME_ADDRESS, interpreter="python")
+        return engine_plan_of(elsewhere, Role(role), address=_SOME_ADDRESS, interpreter="python")
     except NodeConfigError as error:
         raise ClusterFileError(f"{role}.options: {error}") from error
 

@@ -14,6 +14,8 @@ from kvduplex_infra.cluster import load_cluster
 from kvduplex_infra.cluster.file import parse_cluster
 from kvduplex_infra.cluster.fit import notes
 from kvduplex_infra.errors import ClusterFileError
+from kvduplex_infra.names import Names
+from kvduplex_infra.node_files import engine_node, engine_plan
 
 CLUSTERS = Path(__file__).parents[3] / "infra-cdk" / "clusters"
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
@@ -120,3 +122,19 @@ def test_what_is_allowed_and_costs_something_is_noted(trn2: dict[str, Any]) -> N
     quiet["alarms"] = {"emails": ["ops@example.com"]}
     quiet["budget"] = {"monthly_usd": 1000, "emails": ["ops@example.com"]}
     assert notes(parse_cluster(quiet, where="c.yaml", now=NOW)) == []
+
+
+@pytest.mark.parametrize("path", sorted(CLUSTERS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_engine_of_a_shipped_cluster_can_be_planned_on_any_machine(path: Path) -> None:
+    cluster = load_cluster(path, now=NOW)
+    for role, fleet in cluster.fleets.items():
+        plan = engine_plan(engine_node(cluster, role, fleet, Names(cluster.name)), role)
+        assert plan.ports["http"] in {8100, 8200}
+        assert ("lease" in plan.ports) == (role == "decode" and not cluster.replicas)
+
+
+def test_a_connector_that_the_recipe_cannot_run_is_refused(trn2: dict[str, Any]) -> None:
+    values = trn2 | {"recipe": "gpt-oss-20b-trn2", "model": {**trn2["model"], "id": "openai/gpt-oss-20b"}}
+    cluster = parse_cluster(values, where="c.yaml", now=NOW)
+    with pytest.raises(ClusterFileError, match="use connector: stock"):
+        engine_plan(engine_node(cluster, "decode", cluster.decode, Names(cluster.name)), "decode")
