@@ -10,6 +10,7 @@ from typing import Self
 __all__ = ["Notifier", "SharedNotifier"]
 
 _MICROSECONDS = 1_000_000
+_PATIENCE_S = 5.0
 
 
 class Notifier:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,3 +141,16 @@ def test_user_data_larger_than_ec2_takes_is_refused() -> None:
     config: NodeConfig = parse_node({**PREFILL, "engine": {"options": {"x": "y" * 17_000}}}, where="x")
     with pytest.raises(NodeConfigError, match="EC2 takes at most 16384"):
         render_user_data(config)
+
+
+@pytest.mark.infra
+def test_cloud_init_accepts_the_user_data(tmp_path: Path) -> None:
+    cloud_init = shutil.which("cloud-init")
+    if cloud_init is None:
+        pytest.skip("cloud-init is not installed")
+    file = tmp_path / "user-data"
+    file.write_text(render_user_data(parse_node(ROUTER, where="x")))
+    done = subprocess.run(
+        [cloud_init, "schema", "--config-file", str(file)], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -112,7 +112,7 @@ def test_the_routers_file_is_one_that_the_router_takes(tmp_path: Path) -> None:
     found = check_router_file(file)
     assert found.decode[0].lease == "10.0.0.2:5900"
     assert found.timeouts.shutdown_s == 30
-    assert found.conversations.reference_ttl_s < config.leases.decoder_kv_blocks_ttl
+    assert found.conversations.usable_s < config.leases.decoder_kv_blocks_ttl
     assert found.auth.engine_key_env == "KVDUPLEX_ENGINE_KEY"
     assert found.auth.keys_file == tmp_path / "keys.yaml"
 

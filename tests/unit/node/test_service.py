@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,3 +179,16 @@ def test_abstract_sockets_are_understood() -> None:
         listener.settimeout(5)
         Notifier("@kvduplex-test-notify").extend(1.5)
         assert listener.recv(100) == b"EXTEND_TIMEOUT_USEC=1500000"
+
+
+def test_a_full_queue_is_waited_for(tmp_path: Path) -> None:
+    """Linux queues about ten datagrams; readiness must not be the one that is lost."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(20)
+        notifier = Notifier(str(tmp_path / "notify"))
+        writer = threading.Thread(target=lambda: [notifier.status(str(number)) for number in range(50)])
+        writer.start()
+        seen = [listener.recv(4096).decode() for _ in range(50)]
+        writer.join()
+    assert seen == [f"STATUS={number}" for number in range(50)]
