@@ -103,6 +103,14 @@ class Service:
         return "\n".join(f"--- {log}\n{log.read_text(errors='replace')[-4000:]}" for log in logs)
 
 
+def wait_ready(services: list[Service], deadline: float) -> None:
+    while waiting := [service for service in services if not service.ready]:
+        for service in waiting:
+            if service.process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{service.name}: not ready (status {service.process.poll()})\n{service.output()}")
+        time.sleep(0.2)
+
+
 def request(
     method: str, path: str, body: object = None, to: tuple[str, int] = ROUTER
 ) -> tuple[int, str, dict[str, str]]:

@@ -187,7 +187,12 @@ def test_a_full_queue_is_waited_for(tmp_path: Path) -> None:
         listener.bind(str(tmp_path / "notify"))
         listener.settimeout(20)
         notifier = Notifier(str(tmp_path / "notify"))
-        writer = threading.Thread(target=lambda: [notifier.status(str(number)) for number in range(50)])
+
+        def tell() -> None:
+            for number in range(50):
+                notifier.status(str(number))
+
+        writer = threading.Thread(target=tell)
         writer.start()
         seen = [listener.recv(4096).decode() for _ in range(50)]
         writer.join()
