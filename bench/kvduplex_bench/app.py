@@ -75,7 +75,7 @@ def _cluster(
 
 def _table(turns: list[smoke_bench.Turn]) -> Table:
     table = Table(title="Turn 2, prefill engine")
-    for heading in ("arm", "prompt tokens", "reused", "computed", "moved [MB]", "hop [ms]"):
+    for heading in ("arm", "prompt tokens", "reused", "computed", "moved (MB)", "hop (ms)"):
         table.add_column(heading, justify="left" if heading == "arm" else "right")
     for turn in turns:
         counts = (turn.prompt_tokens, turn.reused_tokens, turn.computed_tokens)

@@ -92,6 +92,9 @@ def router_argv(plans: Sequence[EnginePlan], *, host: str, port: int) -> list[st
     argv = ["--listen", _authority(host, port)]
     for plan in plans:
         argv += ["--prefill" if plan.role is Role.PREFILL else "--decode", plan.url + _lease_fragment(plan)]
+    kept = [plan.kv_blocks_ttl_s for plan in plans if plan.role is Role.DECODE and plan.kv_blocks_ttl_s is not None]
+    if kept:
+        argv += ["--decoder-kv-blocks-ttl", str(min(kept))]
     return argv
 
 

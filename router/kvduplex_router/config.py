@@ -159,7 +159,8 @@ class ConversationConfig(_Section):
         max_count: References kept.
         max_bytes: Bytes of references kept, estimated.
         decoder_kv_blocks_ttl_s: What the decode engines run with; upstream's default.
-        reference_ttl_s: Age at which a stock reference is no longer used; below `decoder_kv_blocks_ttl_s`.
+        reference_ttl_s: Age at which a stock reference is no longer used; below `decoder_kv_blocks_ttl_s`, and 15/16 of
+            it when not given.
         lease_ttl_s: Seconds a lease lives from its last renewal.
         keep_s: Seconds a lease is renewed after a turn, per turn the conversation has had.
         keep_max_s: Upper bound of that.
@@ -170,7 +171,7 @@ class ConversationConfig(_Section):
     max_count: int = Field(default=65_536, ge=1)
     max_bytes: int = Field(default=64 * 1024 * 1024, ge=65_536)
     decoder_kv_blocks_ttl_s: Seconds = 480.0
-    reference_ttl_s: Seconds = 450.0
+    reference_ttl_s: Seconds | None = None
     lease_ttl_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
     keep_s: Seconds = 60.0
     keep_max_s: Seconds = 480.0
@@ -178,12 +179,17 @@ class ConversationConfig(_Section):
 
     @model_validator(mode="after")
     def _below_the_engines(self) -> Self:
-        if self.reference_ttl_s >= self.decoder_kv_blocks_ttl_s:
+        if self.usable_s >= self.decoder_kv_blocks_ttl_s:
             raise ValueError(
-                f"reference_ttl_s {self.reference_ttl_s:g} must be below decoder_kv_blocks_ttl_s "
+                f"reference_ttl_s {self.usable_s:g} must be below decoder_kv_blocks_ttl_s "
                 f"{self.decoder_kv_blocks_ttl_s:g}: the engine frees the blocks by then"
             )
         return self
+
+    @property
+    def usable_s(self) -> float:
+        """Age in seconds at which a stock reference is no longer used."""
+        return self.decoder_kv_blocks_ttl_s * 15 / 16 if self.reference_ttl_s is None else self.reference_ttl_s
 
 
 class HealthConfig(_Section):
@@ -308,11 +314,14 @@ class RouterConfig(_Section):
         return self
 
 
-def build_config(file: Path | None = None, /, **flags: Any) -> RouterConfig:
+def build_config(
+    file: Path | None = None, /, *, decoder_kv_blocks_ttl_s: float | None = None, **flags: Any
+) -> RouterConfig:
     """Merge a YAML file with flags; a flag that is None or empty leaves the file's value.
 
     Args:
         file: YAML file, or None.
+        decoder_kv_blocks_ttl_s: The key of that name in ``conversations``; the file's when None.
         **flags: Keys of `RouterConfig`.
 
     Raises:
@@ -320,6 +329,9 @@ def build_config(file: Path | None = None, /, **flags: Any) -> RouterConfig:
     """
     document = ConfigDocument.empty() if file is None else ConfigDocument.load(file)
     given = {key: value for key, value in flags.items() if value not in (None, (), [])}
+    if decoder_kv_blocks_ttl_s is not None:
+        section = document.values.get("conversations") or {}
+        given["conversations"] = {**section, "decoder_kv_blocks_ttl_s": decoder_kv_blocks_ttl_s}
     try:
         return RouterConfig.model_validate({**document.values, **given})
     except ValidationError as error:

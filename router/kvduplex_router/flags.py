@@ -28,6 +28,7 @@ def config_from_argv(argv: Sequence[str]) -> RouterConfig:
         reuse=given.reuse,
         on_no_prefill=given.on_no_prefill,
         workers=given.workers,
+        decoder_kv_blocks_ttl_s=given.decoder_kv_blocks_ttl,
     )
 
 
@@ -43,5 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine", action="append", default=[], metavar="URL", help="plain replica; repeatable")
     parser.add_argument("--reuse", choices=list(Reuse), help="how KV flows back on the next turn (auto)")
     parser.add_argument("--on-no-prefill", choices=list(OnNoPrefill), help="without a usable prefill engine (fail)")
+    parser.add_argument(
+        "--decoder-kv-blocks-ttl", type=float, metavar="SECONDS",
+        help="what the decode engines run with: how long they keep a finished turn's blocks (480)",
+    )  # fmt: skip
     parser.add_argument("--workers", type=int, metavar="N", help="processes (1)")
     return parser

@@ -11,6 +11,7 @@ from kvduplex_bench.cluster import Cluster
 from kvduplex_bench.scrape import Reading, scrape
 
 ANSWER_TOKENS = 24
+SHORT_TTL_S = 6
 
 
 @dataclass

@@ -55,6 +55,7 @@ def engine_plan(
         url=f"http://{_authority(options.advertised_host, options.port)}",
         ports=MappingProxyType(engine_ports(options)),
         lease_endpoint=_lease_endpoint(options),
+        kv_blocks_ttl_s=_kv_blocks_ttl_s(options),
     )
 
 
@@ -161,6 +162,11 @@ def _lease_endpoint(options: EngineOptions) -> str | None:
         return None
     host = options.lease_host if options.lease_host_is_concrete else options.side_channel_host
     return f"tcp://{_authority(host, options.lease_port)}"
+
+
+def _kv_blocks_ttl_s(options: EngineOptions) -> int | None:
+    keeps = options.role is Role.DECODE and options.bidirectional and options.connector is not ConnectorKind.NONE
+    return options.decoder_kv_blocks_ttl if keeps else None
 
 
 def _authority(host: str, port: int) -> str:

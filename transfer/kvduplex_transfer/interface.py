@@ -178,7 +178,19 @@ class AgentFacts:
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """Exact command and environment of one engine; `environment` is added to the inherited one."""
+    """Exact command and environment of one engine; `environment` is added to the inherited one.
+
+    Attributes:
+        name: Unique among the engines of a machine.
+        role: What it does.
+        argv: Command line, interpreter first.
+        environment: Variables to add.
+        url: Base URL of its HTTP server, as peers reach it.
+        ports: Every TCP port it listens on, by purpose.
+        lease_endpoint: ``tcp://HOST:PORT`` of its lease server; None when it has none.
+        kv_blocks_ttl_s: Longest time in seconds it keeps a finished request's blocks for the next turn; None when it
+            keeps none. A router must not use them later.
+    """
 
     name: str
     role: Role
@@ -187,6 +199,7 @@ class EnginePlan:
     url: str
     ports: Mapping[str, int]
     lease_endpoint: str | None = None
+    kv_blocks_ttl_s: int | None = None
 
 
 class RecipeLike(Protocol):

@@ -30,7 +30,6 @@ def router_document(config: NodeConfig, engines: Engines, *, keys_file: Path | N
     """
     router, leases = config.router, config.leases
     conversations = {"decoder_kv_blocks_ttl_s": leases.decoder_kv_blocks_ttl, "lease_ttl_s": leases.lease_ttl_s}
-    # Stock references must die before the engines free their blocks.
     host = f"[{router.bind_host}]" if ":" in router.bind_host else router.bind_host
     document: dict[str, Any] = {
         "listen": f"{host}:{router.port}",

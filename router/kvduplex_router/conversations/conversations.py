@@ -141,7 +141,7 @@ class Conversations:
             return self._lease_refusal(taken.fate, age_s)
         if None not in (reference.identity, engine.identity) and reference.identity != engine.identity:
             return Refusal.ENGINE_RESTARTED
-        if age_s >= self._config.reference_ttl_s:
+        if age_s >= self._config.usable_s:
             return Refusal.EXPIRED
         return stock_refusal(reference, history)
 
