@@ -32,8 +32,8 @@ class Client:
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, write_s: float, watchdog: Watchdog) -> None:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.receive = receive
-        self.reply = Reply(send, write_s=write_s, on_stalled=self._stalled)
         self._connection: ClientProtocol | None = scope.get(CONNECTION)
+        self.reply = Reply(send, write_s=write_s, on_stalled=self._stalled, connection=self._connection)
         self._watchdog = watchdog
         self._task = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None

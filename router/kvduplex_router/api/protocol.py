@@ -65,6 +65,18 @@ class ClientProtocol(HttpToolsProtocol):
         self.deadline = NEVER
         super().on_headers_complete()
 
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether a chunked response has begun and the client does not lag."""
+        cycle = self.cycle
+        return bool(cycle.chunked_encoding) and not (
+            self.flow.write_paused or cycle.disconnected or cycle.response_complete
+        )
+
+    def write_chunk(self, data: bytes) -> None:
+        """Write a part of the response while `takes_chunks`."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
     def on_deadline(self) -> None:
         """The head took too long."""
         self.deadline = NEVER

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from kvduplex_router.api.protocol import ClientProtocol
 from kvduplex_router.errors import EngineAnswerError, RouterError
 from kvduplex_router.http.watchdog import NEVER
 from kvduplex_router.requests.kinds import ErrorStyle
@@ -26,16 +27,25 @@ class Reply:
         send: The ASGI send.
         write_s: Seconds a client may take to make room for more.
         on_stalled: Called when it takes longer, or longer than `expect` said.
+        connection: The connection below, when it is known.
 
     Attributes:
         started: The status was sent.
         ended: The last part was sent.
     """
 
-    __slots__ = ("_loop", "_on_stalled", "_send", "_write_s", "deadline", "ended", "started")
+    __slots__ = ("_connection", "_loop", "_on_stalled", "_send", "_write_s", "deadline", "ended", "started")
 
-    def __init__(self, send: Send, *, write_s: float = NEVER, on_stalled: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        send: Send,
+        *,
+        write_s: float = NEVER,
+        on_stalled: Callable[[], None] | None = None,
+        connection: ClientProtocol | None = None,
+    ) -> None:
         self._send = send
+        self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._write_s = write_s
         self._on_stalled = on_stalled
@@ -53,6 +63,16 @@ class Reply:
         self.deadline = self._loop.time() + self._write_s
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self.deadline = NEVER
+
+    @property
+    def takes_now(self) -> bool:
+        """Whether the body has begun and a part of it can be sent without a wait."""
+        return self.started and self._connection is not None and self._connection.takes_chunks
+
+    def send_now(self, data: bytes) -> None:
+        """Send a part of the body while `takes_now`."""
+        if self._connection is not None:
+            self._connection.write_chunk(data)
 
     async def end(self, data: bytes = b"") -> None:
         """Send the last part."""

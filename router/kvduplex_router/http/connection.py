@@ -197,9 +197,28 @@ class Connection(asyncio.Protocol):
 
 
 class Response:
-    """The answer to one exchange: head first, then the body in pieces, then `close`."""
+    """The answer to one exchange: head first, then the body in pieces, then `close`.
 
-    __slots__ = ("_buffer", "_connection", "_done", "_error", "_size", "_waiter", "headers", "paused", "status")
+    Attributes:
+        consumer: Offered each part of the body as it arrives, before `read` is; returns whether it took it. A part it
+            leaves waits for `read`, and so does everything after it until that was read.
+        headers: Response headers, names in lower case.
+        paused: Whether the engine is held back.
+        status: HTTP status; 0 before the head.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_connection",
+        "_done",
+        "_error",
+        "_size",
+        "_waiter",
+        "consumer",
+        "headers",
+        "paused",
+        "status",
+    )
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -208,6 +227,7 @@ class Response:
         self._waiter: asyncio.Future[None] | None = None
         self._done = False
         self._error: ExchangeError | None = None
+        self.consumer: Callable[[bytes], bool] | None = None
         self.headers: dict[bytes, bytes] = {}
         self.status = 0
         self.paused = False
@@ -252,11 +272,7 @@ class Response:
                 return b""
             await self._wait()
         data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
-        self._buffer.clear()
-        self._size = 0
-        if self.paused:
-            self.paused = False
-            self._connection.resume()
+        self._emptied()
         return data
 
     async def read_all(self, limit: int) -> bytes:
@@ -302,10 +318,26 @@ class Response:
         self.wake()
 
     def wake(self) -> None:
-        """Let the consumer look again."""
+        """Pass on what arrived, or let the reader look again."""
+        offered = self.consumer is not None and self._buffer and self._error is None
+        if offered and self.consumer is not None and self._offer(self.consumer) and not self._done:
+            return
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+    def _offer(self, consumer: Callable[[bytes], bool]) -> bool:
+        if not consumer(self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)):
+            return False
+        self._emptied()
+        return True
+
+    def _emptied(self) -> None:
+        self._buffer.clear()
+        self._size = 0
+        if self.paused:
+            self.paused = False
+            self._connection.resume()
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

@@ -15,7 +15,7 @@ from kvduplex_router.http.request import post_head, post_request
 from kvduplex_router.http.sse import FrameBuffer, FrameTooLargeError
 from kvduplex_router.pd.hop import Hop, HopFailedError, open_hop, reply_members
 from kvduplex_router.pd.request import Sink, TurnRequest
-from kvduplex_router.pd.stream_filter import StreamFilter
+from kvduplex_router.pd.stream_filter import StreamFilter, decoded_frames
 from kvduplex_router.pd.usage import NO_USAGE, PromptUsage, with_prompt_usage
 from kvduplex_router.requests.body import Body
 from kvduplex_router.requests.fields import KV_PARAMS
@@ -89,7 +89,7 @@ class AnswerHop:
         began = self._clock()
         hop = await open_hop(engine, message, self._clock, resend=usage is None)
         self._metrics.hop_seconds.observe(self._clock() - began, "decode" if usage is not None else "whole")
-        collector = AnswerCollector() if collect else None
+        collector = AnswerCollector(decoded_frames) if collect else None
         try:
             if hop.response.content_type == _EVENT_STREAM:
                 relay = _Relay(hop, sink, headers, FrameBuffer(self._frame_limit), request.kind.errors)
@@ -134,8 +134,10 @@ class _Relay:
         self._headers = headers
         self._buffer = buffer
         self._errors = errors
+        self._copying = False
 
     async def run(self, stream: StreamFilter) -> Answered:
+        self._hop.response.consumer = lambda data: self._pass_now(stream, data)
         try:
             await self._copy(stream)
         except HopFailedError as error:
@@ -143,22 +145,39 @@ class _Relay:
                 await self._broken(error)
         self._hop.succeed()
         await self._sink.end()
-        answer = stream.answer() if not stream.failed else None
-        return Answered(stream.params, answer, failed=stream.failed)
+        if stream.failed:
+            return Answered(None, None, failed=True)
+        return Answered(stream.params, stream.answer() if stream.params is not None else None)
+
+    def _pass_now(self, stream: StreamFilter, data: bytes) -> bool:
+        """Pass a part on without a task's turn, the usual case by far; what cannot be is left to `_copy`.
+
+        While `_copy` sends, everything is left to it: parts must not overtake each other.
+        """
+        if self._copying or not self._sink.takes_now:
+            return False
+        try:
+            block = self._buffer.feed(data)
+        except FrameTooLargeError:
+            return False  # `_copy` meets it again
+        if block and (shown := stream.feed(block)):
+            self._sink.send_now(shown)
+        return True
 
     async def _copy(self, stream: StreamFilter) -> None:
         while data := await self._hop.read():
+            self._copying = True
             try:
                 block = self._buffer.feed(data)
             except FrameTooLargeError as error:
                 raise self._hop.unusable(str(error)) from error
             if block and (shown := stream.feed(block)):
                 await self._send(shown)
+            self._copying = False
         rest = self._buffer.rest
         if rest.strip() == _DONE:
-            stream.finished = True
             await self._send(rest)
-        if not stream.finished and not stream.failed:
+        elif not stream.finished and not stream.failed:
             raise self._hop.unusable("ended its stream before the answer was complete")
 
     async def _send(self, data: bytes) -> None:

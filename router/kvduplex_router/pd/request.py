@@ -69,6 +69,13 @@ class Sink(Protocol):
     async def send(self, data: bytes) -> None:
         """Send a part of the body."""
 
+    @property
+    def takes_now(self) -> bool:
+        """Whether the body has begun and a part of it can be sent without a wait."""
+
+    def send_now(self, data: bytes) -> None:
+        """Send a part of the body while `takes_now`."""
+
     async def end(self, data: bytes = b"") -> None:
         """Send the last part."""
 

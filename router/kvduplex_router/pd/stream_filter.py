@@ -5,19 +5,22 @@ Most frames are looked at with a few substring searches and passed on as they ar
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 import orjson
 
 from kvduplex_router.conversations.answer import Answer, AnswerCollector
 from kvduplex_router.http.sse import event_data, frames
-from kvduplex_router.pd.usage import CACHED_MARKS, PromptUsage, with_prompt_usage
+from kvduplex_router.pd.usage import PromptUsage, may_name_cached, with_prompt_usage
 from kvduplex_router.requests.fields import KV_PARAMS
 
-__all__ = ["StreamFilter"]
+__all__ = ["StreamFilter", "decoded_frames"]
 
 _KV: Final = KV_PARAMS.encode()
-_ERRORS: Final = (b'{"error"', b'"type":"error"', b'"type": "error"')
+_ERROR: Final = re.compile(rb'\{\s*"error"\s*:|"type"\s*:\s*"error"')
+_TAIL_BYTES: Final = 64 * 1024
 _NESTED: Final = ("response", "message")
 
 
@@ -30,8 +33,6 @@ class StreamFilter:
         collector: Takes the chunks when the answer's digest is wanted.
 
     Attributes:
-        finished: The answer is complete.
-        failed: The engine reported an error inside the stream.
         params: The decode engine's transfer parameters as JSON, once seen.
     """
 
@@ -41,37 +42,48 @@ class StreamFilter:
         self._ends = ends
         self._usage = usage
         self._collector = collector
-        self.finished = False
-        self.failed = False
+        self._tail: list[bytes] = []
+        self._tail_size = 0
         self.params: bytes | None = None
 
     def feed(self, block: bytes) -> bytes:
         """Look at whole frames and return what the client gets of them; may be empty."""
-        if not self.finished:
-            self.finished = any(end in block for end in self._ends)
-        if any(mark in block for mark in _ERRORS):
-            self.failed = True
-        if self._collector is None and _KV not in block and not any(mark in block for mark in CACHED_MARKS):
-            return block
-        return b"".join([self._frame(frame) for frame in frames(block)])
+        self._tail.append(block)
+        self._tail_size += len(block)
+        if self._tail_size > 2 * _TAIL_BYTES:
+            self._shorten()
+        if self._collector is not None:
+            self._collector.frames(block)
+        if _KV in block or (self._usage is not None and may_name_cached(block)):
+            return b"".join([self._frame(frame) for frame in frames(block)])
+        return block
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is complete; worked out from the last frames when asked, once at the end."""
+        tail = b"".join(self._tail)
+        return any(end in tail for end in self._ends)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine reported an error inside the stream, at its end as engines do."""
+        return _ERROR.search(b"".join(self._tail)) is not None
 
     def answer(self) -> Answer | None:
         """What was generated; None when it was not collected or reuse must not rest on it."""
         return None if self._collector is None else self._collector.result()
 
+    def _shorten(self) -> None:
+        tail = b"".join(self._tail)[-_TAIL_BYTES:]
+        self._tail = [tail]
+        self._tail_size = len(tail)
+
     def _frame(self, frame: bytes) -> bytes:
-        if self._collector is not None:
-            self._collect(frame)
         if _KV in frame:
             frame = self._without_params(frame)
         if self._usage is not None:
             frame = with_prompt_usage(frame, self._usage)
         return frame
-
-    def _collect(self, frame: bytes) -> None:
-        chunk = _decoded(frame)
-        if chunk is not None and self._collector is not None:
-            self._collector.chunk(chunk)
 
     def _without_params(self, frame: bytes) -> bytes:
         chunk = _decoded(frame)
@@ -85,6 +97,11 @@ class StreamFilter:
         if "choices" in chunk and not chunk["choices"] and not chunk.get("usage"):
             return b""
         return _rebuilt(frame, chunk)
+
+
+def decoded_frames(block: bytes) -> Iterator[dict[str, Any]]:
+    """The JSON objects in the frames of a block."""
+    return filter(None, map(_decoded, frames(block)))
 
 
 def _decoded(frame: bytes) -> dict[str, Any] | None:

@@ -12,14 +12,11 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-__all__ = ["CACHED_MARKS", "NO_USAGE", "PromptUsage", "with_prompt_usage"]
+__all__ = ["NO_USAGE", "PromptUsage", "may_name_cached", "with_prompt_usage"]
 
 _DETAILS: Final = re.compile(rb'"(?:prompt|input)_tokens_details"\s*:\s*(\{[^{}]*\})')
 _TOTAL: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d+)')
 _CACHE_READ: Final = re.compile(rb',?\s*"cache_read_input_tokens"\s*:\s*(\d+)')
-
-CACHED_MARKS: Final = (b'_tokens_details"', b'"cache_read_input_tokens"')
-"""A reply without any of these names no cached tokens."""
 
 
 class PromptUsage(msgspec.Struct, frozen=True):
@@ -57,6 +54,11 @@ NO_USAGE: Final = PromptUsage()
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def may_name_cached(raw: bytes) -> bool:
+    """Whether `with_prompt_usage` could change something."""
+    return b"cache" in raw
 
 
 def with_prompt_usage(raw: bytes, usage: PromptUsage) -> bytes:

@@ -18,6 +18,7 @@ from kvduplex_router.conversations.reference import Reference
 from kvduplex_router.conversations.store import MemoryStore
 from kvduplex_router.fleet.breaker import Breaker, BreakerState
 from kvduplex_router.http.watchdog import NEVER, Watchdog
+from kvduplex_router.pd.stream_filter import decoded_frames
 from kvduplex_router.pd.usage import PromptUsage, with_prompt_usage
 from kvduplex_router.requests.apis import CHAT
 from kvduplex_router.requests.body import Body
@@ -93,36 +94,55 @@ def test_messages_cannot_run_into_each_other() -> None:
     assert one.end.digest != other.end.digest
 
 
-@given(TEXTS, st.lists(st.tuples(TEXTS, TEXTS, st.text(max_size=12)), max_size=3), st.randoms(use_true_random=False))
+def streamed(pieces: list[dict[str, Any]], compact: bool) -> AnswerCollector:
+    """A collector that was given each delta as a frame."""
+    collector = AnswerCollector(decoded_frames)
+    for delta in pieces:
+        chunk = {"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+        data = json.dumps(chunk, separators=(",", ":") if compact else None, ensure_ascii=compact)
+        collector.frames(f"data: {data}\n\n".encode())
+    return collector
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.text(max_size=12),
+    st.lists(st.tuples(TEXTS, TEXTS, st.text(max_size=12)), max_size=3),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
 def test_a_streamed_answer_equals_the_message_a_client_sends_back(
-    content: str, calls: list[tuple[str, str, str]], random: Any
+    content: str, calls: list[tuple[str, str, str]], compact: bool, random: Any
 ) -> None:
     def cut(text: str) -> list[str]:
         at = random.randint(0, len(text))
         return [text[:at], text[at:]]
 
-    collector = AnswerCollector()
-    for piece in cut(content):
-        collector.chunk({"choices": [{"index": 0, "delta": {"content": piece}}]})
+    pieces: list[dict[str, Any]] = [{"content": piece} for piece in cut(content)]
     for index, (call_id, name, arguments) in enumerate(calls):
-        start = {"index": index, "id": call_id, "function": {"name": name}}
-        collector.chunk({"choices": [{"index": 0, "delta": {"tool_calls": [start]}}]})
-        for piece in cut(arguments):
-            delta = {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
-            collector.chunk({"choices": [{"index": 0, "delta": delta}]})
+        pieces.append({"tool_calls": [{"index": index, "id": call_id, "function": {"name": name}}]})
+        pieces += [{"tool_calls": [{"index": index, "function": {"arguments": part}}]} for part in cut(arguments)]
     sent = {
         "role": "assistant",
         "content": content or None,
         "tool_calls": [{"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in calls],
     }
-    result = collector.result()
+    result = streamed(pieces, compact).result()
     assert result is not None
     assert result.digest == answer_digest(sent)
     assert result.digest != answer_digest({**sent, "content": content + "x"})
 
 
+@given(st.text(max_size=12))
+def test_text_that_looks_like_a_frame_is_only_text(content: str) -> None:
+    hostile = content + '","content":"x\\"tool_calls\\u0022'
+    result = streamed([{"content": hostile}], True).result()
+    assert result is not None
+    assert result.digest == answer_digest({"role": "assistant", "content": hostile})
+
+
 def test_an_answer_with_a_second_choice_is_not_trusted() -> None:
-    collector = AnswerCollector()
+    collector = AnswerCollector(decoded_frames)
     collector.chunk({"choices": [{"index": 1, "delta": {"content": "x"}}]})
     assert collector.result() is None
 

@@ -15,5 +15,5 @@ def _body(kind: str, message: str, param: str | None, code: object) -> dict[str,
 
 OPENAI_ERRORS: Final = ErrorStyle(_body, lambda value: b"data: " + value + b"\n\n")
 
-FINISH_MARKS: Final = (b'"finish_reason":"', b'"finish_reason": "', b"data: [DONE]")
-"""What a complete stream of chat or text completions has carried."""
+FINISH_MARKS: Final = (b'"finish_reason":"', b'"finish_reason": "', b"\ndata: [DONE]")
+"""What a complete stream of chat or text completions has carried; none of it can stand in generated text."""

@@ -44,7 +44,11 @@ RESPONSES: Final = ApiKind(
     forcing=frozenset({"text", "tool_choice"}),
     unforced=_unforced,
     whole_because=_whole,
-    stream_ends=(b"response.completed", b"response.incomplete", b"response.failed"),
+    stream_ends=tuple(
+        b'"type":%b"response.%b"' % (space, end)
+        for space in (b"", b" ")
+        for end in (b"completed", b"incomplete", b"failed")
+    ),
     errors=ErrorStyle(OPENAI_ERRORS.body, lambda value: b"event: error\ndata: " + value + b"\n\n"),
     collects=False,
 )
