@@ -83,6 +83,7 @@ class Histories:
         self._random = random.Random(seed)
         self._conversations = [self._fresh() for _ in range(conversations)]
         self._playing: Conversation = self._conversations[0]
+        self._deck: list[str] = []
 
     def next(self) -> Turn:
         index = self._random.randrange(len(self._conversations))
@@ -93,7 +94,7 @@ class Histories:
         if playing.handle is None:
             kind, turn = "first", self._first(playing)
         else:
-            (kind,) = self._random.choices(list(_KINDS), [weight for weight, _ in _KINDS.values()])
+            kind = self._draw()
             turn = _KINDS[kind][1](self, playing)
         long_answer = self._random.random() < 0.08
         return replace(
@@ -105,6 +106,13 @@ class Histories:
 
     def answered(self, turn: Turn, content: str, handle: str) -> None:
         self._playing.answered(turn.messages, content, handle)
+
+    def _draw(self) -> str:
+        """A kind from a shuffled deck, so that a short run has all of them."""
+        if not self._deck:
+            self._deck = [kind for kind, (weight, _) in _KINDS.items() for _ in range(weight)]
+            self._random.shuffle(self._deck)
+        return self._deck.pop()
 
     def text(self, words: int) -> str:
         return " ".join(self._random.choice(WORDS) for _ in range(words))

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvduplex.folders import Folders
+from kvduplex.tinymodel import SIZES, ensure_model
 from kvduplex_bench.cluster import free_ports
 from kvduplex_bench.scrape import Reading, scrape
 from kvduplex_transfer.host import HostBackend
@@ -135,6 +137,12 @@ class Pair:
         endpoint = self.decode.plan.lease_endpoint
         assert endpoint is not None
         return endpoint
+
+
+def tiny_model() -> Path:
+    """Folder of the model the project generates; made on first use."""
+    cache = Folders.from_environ(os.environ, home=Path.home(), uid=os.getuid()).cache
+    return ensure_model(SIZES["tiny"], cache, report=lambda _: None)
 
 
 @contextlib.contextmanager

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.leased_histories import Histories, Turn
-from tests.e2e.leased_pair import EngineError, Pair, started
+from tests.e2e.leased_pair import EngineError, Pair, started, tiny_model
 
-from kvduplex.tinymodel import SIZES, ensure_model
 from kvduplex_transfer.leases.params import ClaimOffer, Retention, prefill_params
 
 BLOCK = 32
@@ -135,12 +134,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    model = ensure_model(SIZES["tiny"], Path(tempfile.gettempdir()) / "kvduplex-play", report=say)
     logs = Path(tempfile.mkdtemp(prefix="kvduplex-play-"))
     played: Counter[str] = Counter()
     wrong: defaultdict[str, list[str]] = defaultdict(list)
     reused = reusable = 0
-    with started(model, logs, connector=arguments.connector) as pair:
+    with started(tiny_model(), logs, connector=arguments.connector) as pair:
         began = time.monotonic()
         histories, player = Histories(arguments.seed), Player(pair, leased=arguments.connector == "leased")
         for _ in range(arguments.turns):

@@ -251,3 +251,12 @@ def test_threads_may_race(clock: Any, make_chain: Chains) -> None:
     references.subtract(table.take_loose())
     assert not any(references.values())
     assert table.snapshot().claims == 0
+
+
+def test_leases_that_ended_early_are_not_remembered_until_their_time(clock: Any, make_chain: Chains) -> None:
+    table = LeaseTable(limits=LeaseLimits(budget_blocks=4), clock=clock)
+    chain = make_chain("A")
+    for number in range(5_000):
+        table.hold(f"lease-{number}", chain, [1])
+        table.release([f"lease-{number}"])
+    assert len(table._due._heap) < 2_000

@@ -9,12 +9,12 @@ returns them; between the two no other request may get them.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from kvduplex_transfer.leases.chain import HashChain
+from kvduplex_transfer.leases.deadlines import Deadlines
 from kvduplex_transfer.leases.errors import InvalidLeaseError
 from kvduplex_transfer.leases.params import check_ttl_s
 from kvduplex_transfer.leases.pins import PinCounts
@@ -57,7 +57,7 @@ class LeaseTable:
         self._ended: OrderedDict[str, LeaseState] = OrderedDict()
         self._pins = PinCounts()
         self._counts = LeaseCounts()
-        self._due = math.inf  # nothing ends before this; may lie too early, never too late
+        self._due: Deadlines[Lease | Claim] = Deadlines(self._may_end)
 
     @property
     def limits(self) -> LeaseLimits:
@@ -101,7 +101,7 @@ class LeaseTable:
             )
             self._ended.pop(lease_id, None)
             self._leases[lease_id] = lease
-            self._due = min(self._due, lease.expires)
+            self._due.enter(lease.expires, lease)
             return Held(length, self._pins.pin(lease.blocks))
 
     def claim(self, key: ClaimKey, lease_id: str, chain: HashChain) -> Grant | RefusalReason:
@@ -138,8 +138,10 @@ class LeaseTable:
             now = self._sweep()
             alive = [lease for lease_id in lease_ids if (lease := self._leases.get(lease_id))]
             for lease in alive:
-                lease.expires = min(now + ttl_s, lease.limit)
-                self._due = min(self._due, lease.expires)
+                expires = min(now + ttl_s, lease.limit)
+                if expires < lease.expires:
+                    self._due.enter(expires, lease)
+                lease.expires = expires
                 self._leases.move_to_end(lease.id)
             self._counts.renewed += len(alive)
             return [lease.id for lease in alive]
@@ -187,10 +189,15 @@ class LeaseTable:
         """Whether `take_loose` would return something at once. Takes no lock."""
         return self._pins.any_loose
 
+    @property
+    def blocks_pinned(self) -> int:
+        """Blocks pinned now, each counted once."""
+        return len(self._pins)
+
     def seconds_to_next_end(self) -> float:
         """Seconds until something may fall due: infinite when nothing is alive, 0 when it is overdue."""
         with self._lock:
-            return max(0.0, self._due - self._clock())
+            return max(0.0, self._due.next - self._clock())
 
     def counts(self) -> LeaseCounts:
         """A copy of the event counts."""
@@ -223,7 +230,7 @@ class LeaseTable:
         claim = Claim(key, lease, now + self._limits.claim_ttl_s)
         self._claims[key] = claim
         lease.claims.add(key)
-        self._due = min(self._due, claim.deadline)
+        self._due.enter(claim.deadline, claim)
         self._counts.claimed += 1
         return Grant(lease.blocks[:length], len(lease.blocks), self._limits.claim_ttl_s)
 
@@ -235,7 +242,7 @@ class LeaseTable:
         if end is ClaimEnd.CONSUMED and lease.ended is None:
             self._end(lease, LeaseState.CONSUMED)
         elif lease.ended is None:
-            self._due = min(self._due, lease.expires)
+            self._due.enter(lease.expires, lease)
         elif not lease.claims:
             self._pins.unpin(lease.blocks)
 
@@ -271,13 +278,20 @@ class LeaseTable:
     def _sweep(self) -> float:
         """End overdue claims, then overdue leases; returns the time now."""
         now = self._clock()
-        if now < self._due:
-            return now
-        for claim in [claim for claim in self._claims.values() if claim.deadline <= now]:
-            self._close(claim, ClaimEnd.LAPSED)
-        for lease in [lease for lease in self._leases.values() if lease.expires <= now and not lease.claims]:
-            self._end(lease, LeaseState.EXPIRED)
-        deadlines = [claim.deadline for claim in self._claims.values()]
-        expiries = [lease.expires for lease in self._leases.values() if not lease.claims]
-        self._due = min(deadlines + expiries, default=math.inf)
+        while (item := self._due.take(now)) is not None:
+            if not self._may_end(item):
+                continue
+            if isinstance(item, Claim):
+                self._close(item, ClaimEnd.LAPSED)
+            elif item.expires <= now:
+                self._end(item, LeaseState.EXPIRED)
+            else:
+                self._due.enter(item.expires, item)
+        self._due.trim(len(self._leases) + len(self._claims))
         return now
+
+    def _may_end(self, item: Lease | Claim) -> bool:
+        """Whether the end of `item` is still to come. A claimed lease has none: its claims have."""
+        if isinstance(item, Claim):
+            return self._claims.get(item.key) is item
+        return item.ended is None and not item.claims
