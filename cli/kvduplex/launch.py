@@ -73,13 +73,13 @@ def launch(
         say(dryrun.as_json(units) if output.json else dryrun.as_shell(units))
         return
     with ExitStack() as stack:
-        for unit in units:
-            if unit.kind is UnitKind.ROUTER or cluster.router is None:
-                stack.enter_context(_port_lock(private_folder(runtime), unit.ports["http"]))
+        for port, kind in {unit.ports["http"]: unit.kind for unit in units}.items():
+            stack.enter_context(_port_lock(private_folder(runtime), port, port_options[kind]))
         found = [*findings(), *port_findings(units, options=port_options)]
         refuse_failures(found)
         for warning in (each for each in found if each.severity is Severity.WARN):
             note(f"note: {warning.check}: {warning.seen}; expected: {warning.expected}; {warning.why}")
+        _make_log_folder(cluster.logs)
         prepare()
         _supervise(cluster, environment=environment, timeout_s=timeout_s, as_json=output.json)
 
@@ -110,7 +110,18 @@ def _supervise(cluster: announce.Cluster, *, environment: Mapping[str, str], tim
         asyncio.run(supervise(waves, environment=environment, progress=progress, on_ready=ready, timeout_s=timeout_s))
 
 
-def _port_lock(runtime: Path, port: int) -> ExitStack:
+def _make_log_folder(logs: Path) -> None:
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PreflightError(
+            f"cannot make the log folder {logs}: {error.strerror}. Choose another with --logs."
+        ) from error
+    if not os.access(logs, os.W_OK | os.X_OK):
+        raise PreflightError(f"the log folder {logs} cannot be written to by you. Choose another with --logs.")
+
+
+def _port_lock(runtime: Path, port: int, option: str) -> ExitStack:
     """Two starts at one port must not both find it free; the kernel ends the lock with its holder."""
     stack = ExitStack()
     try:
@@ -118,7 +129,7 @@ def _port_lock(runtime: Path, port: int) -> ExitStack:
     except LockHeldError as error:
         raise PreflightError(
             f"port {port} belongs to another `kvduplex serve`: {_named(error.holder)}. "
-            "Nothing was started; end that one, or choose another port with --port."
+            f"Nothing was started; end that one, or choose another: {option}."
         ) from error
     return stack
 

@@ -78,9 +78,8 @@ class Serve:
         gone, alive = psutil.wait_procs(self.family, timeout=STOP_WITHIN_S)
         assert alive == []
         assert len(gone) == len(self.family)
-        assert [path for path in self.runtime.rglob("*") if path.name != f"serve-{ports[0]}.lock"] == [
-            self.runtime / "kvduplex"
-        ]
+        # Lock files of a killed supervisor stay, released; there is nothing else.
+        assert [path.name for path in self.runtime.rglob("*") if path.suffix != ".lock"] == ["kvduplex"]
         for port in ports:
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

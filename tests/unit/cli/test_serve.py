@@ -219,7 +219,8 @@ launch(
             assert engine["role"] == "decode"
             assert psutil.Process(engine["pid"]).cmdline()[-1] == str(engine["ports"]["http"])
             assert sorted(path.name for path in (short_folder / "run").rglob("*")) == [
-                "8000", "decode-0", "router", f"serve-{ready['router']['ports']['http']}.lock",
+                "8000", "decode-0", "router",
+                *sorted(f"serve-{unit['ports']['http']}.lock" for unit in (engine, ready["router"])),
             ]  # fmt: skip
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=10) == 0
@@ -240,10 +241,12 @@ launch(
             process.wait(timeout=10)
             eventually(lambda: not marked(), "the end of everything")
             assert not (short_folder / "run" / "8000").exists()
-        # The lock file stays, but the kernel released it: the next start takes it.
-        (lock,) = (short_folder / "run").glob("serve-*.lock")
-        with file_lock(lock):
-            pass
+        # The lock files stay, but the kernel released them: the next start takes them.
+        locks = list((short_folder / "run").glob("serve-*.lock"))
+        assert len(locks) == 2
+        for lock in locks:
+            with file_lock(lock):
+                pass
 
     def test_a_second_start_names_the_first(self, start: Start) -> None:
         with start() as first:
@@ -305,6 +308,14 @@ def test_warnings_are_shown_and_do_not_stop(
     with pytest.raises(EngineFailedError):  # it was started, although its program does nothing
         launched(cluster, tmp_path, findings=lambda: [warning])
     assert "note: host.cores: 1; expected: 2 or more; they share a core" in capsys.readouterr().err
+
+
+def test_a_log_folder_that_cannot_be_made_is_refused(tmp_path: Path, make_unit: Callable[..., Unit]) -> None:
+    (tmp_path / "file").touch()
+    logs = tmp_path / "file" / "logs"
+    cluster = Cluster(engines=[make_unit(SERVE)], roles={"decode-0": "decode"}, router=None, model="m", logs=logs)
+    with pytest.raises(PreflightError, match=r"cannot make the log folder .*Choose another with --logs"):
+        launched(cluster, tmp_path)
 
 
 def test_a_scratch_path_too_long_for_sockets_is_refused(tmp_path: Path, make_unit: Callable[..., Unit]) -> None:
