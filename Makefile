@@ -22,7 +22,7 @@ export PYTHON TORCH_INDEX
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-base setup-neuron setup-gpu serve-cpu serve-neuron serve-gpu router doctor test test-fast test-e2e test-image setup-infra test-infra synth \
 	lint types imports docs docs-serve \
-	bench-smoke lock clean
+	bench-smoke bench-router lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -99,6 +99,10 @@ docs-serve: setup ## Read the documentation in a browser while writing it
 
 bench-smoke: setup ## Turn 2 with and without reuse, side by side on real engines
 	$(BIN)/kvduplex bench smoke $(ARGS)
+
+bench-router: ## The router's own CPU per request: make bench-router ARGS="--peer vllm-router"
+	@.make/setup.sh $(VENV) any
+	$(BIN)/kvduplex bench router $(ARGS)
 
 lock: setup ## Resolve the dependencies anew and write the pins
 	$(BIN)/python .make/lock.py

@@ -16,12 +16,14 @@ from rich.table import Table
 from kvduplex_bench import cluster as clusters
 from kvduplex_bench import smoke as smoke_bench
 from kvduplex_bench.errors import BenchError
+from kvduplex_bench.router_cost import router_cost
 from kvduplex_bench.transfer import transfer
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Measure clusters, transfers and policies.", no_args_is_help=True, add_completion=False)
 app.command()(transfer)
+app.command("router")(router_cost)
 
 
 @app.callback()
