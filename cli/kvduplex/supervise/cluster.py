@@ -16,10 +16,10 @@ from kvduplex.supervise.unit import Unit
 
 __all__ = ["STOP_GRACE_S", "Cluster"]
 
-STOP_GRACE_S = 6.0
+STOP_GRACE_S = 5.0
 """Seconds a program has to end by itself; with what follows, everything has ended within ten."""
 
-_FORCED_END_S = 2.0  # beyond the grace: for the guards, which only wait for the kernel by then
+_FORCED_END_S = 2.5  # beyond the grace: for the guards, which by then wait for trackers and the kernel
 _POLL_S = 0.25
 _TAIL_LINES = 20
 

@@ -31,6 +31,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK_S = 0.05
 _ORPHAN_GRACE_S = 1.0
+_TRACKER_GRACE_S = 2.0
+# Python's trackers unlink the named semaphores and shared memory that others left, once those others are gone.
+_TRACKER = b"multiprocessing.resource_tracker"
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - looked at, never created
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -104,12 +107,15 @@ class Guard:
 
     def _kill(self) -> None:
         self._note_shared_memory()
-        self._kill_at = time.monotonic()
+        now = time.monotonic()
+        self._kill_at = now if self._kill_at is None else min(now, self._kill_at)
 
     def _kill_when_due(self) -> None:
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._note_shared_memory()
-            _signal_all(_descendants(os.getpid()), signal.SIGKILL)
+            late = time.monotonic() >= self._kill_at + _TRACKER_GRACE_S
+            doomed = [pid for pid in _descendants(os.getpid()) if late or not _is_tracker(pid)]
+            _signal_all(doomed, signal.SIGKILL)
 
     def _reap(self) -> bool:
         """Collect whatever has ended; False when no child is left."""
@@ -174,6 +180,12 @@ def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def _is_tracker(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def _processes() -> list[int]:

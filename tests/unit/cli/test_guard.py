@@ -206,6 +206,27 @@ def test_shared_memory_of_a_killed_program_is_removed(
         path.unlink(missing_ok=True)
 
 
+def test_named_semaphores_of_a_killed_program_are_removed(
+    run_guard: Callable[..., Guarded], eventually: Eventually
+) -> None:
+    """Nobody maps them, so only their tracker, a process that ignores SIGTERM, can tell that they exist."""
+    script = """
+import multiprocessing, time
+lock = multiprocessing.get_context("spawn").Lock()
+print("name", lock._semlock.name, flush=True)
+time.sleep(600)
+"""
+    guarded = run_guard(script)
+    pid = int(guarded.line().split()[1])
+    eventually(lambda: "name" in guarded.log.read_text())
+    path = Path("/dev/shm") / f"sem.{guarded.log.read_text().split()[1].lstrip('/')}"  # noqa: S108
+    assert path.exists()
+    os.kill(pid, signal.SIGKILL)
+    assert guarded.line() == "signal 9"
+    assert guarded.end() == 0
+    assert not path.exists()
+
+
 def test_the_program_inherits_no_ignored_signal(run_guard: Callable[..., Guarded]) -> None:
     guarded = run_guard("print([line for line in open('/proc/self/status') if line.startswith('SigIgn')])")
     guarded.end()
