@@ -59,7 +59,7 @@ def private_folder(path: Path) -> Path:
         seen = path.lstat()
     except OSError as error:
         raise PreflightError(
-            f"cannot make the folder {path}: {error.strerror}. Set XDG_RUNTIME_DIR to another."
+            f"cannot create the folder {path}: {error.strerror}. Set XDG_RUNTIME_DIR to another."
         ) from error
     if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PreflightError(

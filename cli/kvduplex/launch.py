@@ -115,7 +115,7 @@ def _make_log_folder(logs: Path) -> None:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PreflightError(
-            f"cannot make the log folder {logs}: {error.strerror}. Choose another with --logs."
+            f"cannot create the log folder {logs}: {error.strerror}. Choose another with --logs."
         ) from error
     if not os.access(logs, os.W_OK | os.X_OK):
         raise PreflightError(f"the log folder {logs} cannot be written to by you. Choose another with --logs.")

@@ -314,7 +314,7 @@ def test_a_log_folder_that_cannot_be_made_is_refused(tmp_path: Path, make_unit: 
     (tmp_path / "file").touch()
     logs = tmp_path / "file" / "logs"
     cluster = Cluster(engines=[make_unit(SERVE)], roles={"decode-0": "decode"}, router=None, model="m", logs=logs)
-    with pytest.raises(PreflightError, match=r"cannot make the log folder .*Choose another with --logs"):
+    with pytest.raises(PreflightError, match=r"cannot create the log folder .*Choose another with --logs"):
         launched(cluster, tmp_path)
 
 
