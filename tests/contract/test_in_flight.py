@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +47,11 @@ class Frozen:
         handle = self.start()
         self.agent.wait(handle, WAIT_S)
         self.agent.release(handle)
+
+
+def tasks() -> set[str]:
+    """Threads of this process, native ones as well."""
+    return {path.name for path in Path("/proc/self/task").iterdir()}
 
 
 @pytest.fixture
@@ -166,3 +172,31 @@ def test_a_restarted_peer_replaces_the_frozen_one(frozen: Frozen, opened: Opened
     half = SIZE // 2
     handle = frozen.agent.read(peer, [again.block(0, half)], [frozen.local.block(0, half)])
     frozen.agent.wait(handle, WAIT_S)
+
+
+def test_a_failure_that_is_kept_does_not_keep_the_agent(
+    opened: Opened, memory: Callable[..., Memory], eventually: Callable[..., None]
+) -> None:
+    """An exception holds the frames it came through, and NIXL's handles hold the agent that writes to memory."""
+    before = tasks()
+    frozen = Frozen(opened, memory)
+    its_own = tasks() - before
+    frozen.process.kill()
+    with pytest.raises(TransferError) as first:
+        frozen.agent.wait(frozen.handle, WAIT_S)
+    with pytest.raises(TransferError) as second:
+        frozen.agent.wait(frozen.start(), WAIT_S)
+
+    frozen.agent.close()
+
+    assert isinstance(first.value, TransferFailedError)
+    assert isinstance(second.value, TransferError)
+    assert its_own
+    eventually(lambda: not its_own & tasks(), "its threads end")
+
+
+def test_closing_with_a_removed_peer_whose_read_goes_on(frozen: Frozen, caplog: pytest.LogCaptureFixture) -> None:
+    frozen.agent.remove_peer(frozen.peer)
+    frozen.agent.close()
+
+    assert caplog.records == []

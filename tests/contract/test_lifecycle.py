@@ -52,7 +52,9 @@ def test_a_thousand_reads_leave_nothing_behind(
     assert after[2] - before[2] < 16 << 20
 
 
-def test_agents_that_come_and_go_leave_nothing_behind(opened: Opened, memory: Callable[..., Memory]) -> None:
+def test_agents_that_come_and_go_leave_nothing_behind(
+    opened: Opened, memory: Callable[..., Memory], eventually: Callable[..., None]
+) -> None:
     def live() -> None:
         with opened.backend.open("first") as first, opened.backend.open("second") as second:
             far = memory(second, 4096, seed=71)
@@ -69,7 +71,8 @@ def test_agents_that_come_and_go_leave_nothing_behind(opened: Opened, memory: Ca
         live()
     gc.collect()
 
-    assert (descriptors(), threads()) == before
+    # A thread that was joined stays in /proc for an instant.
+    eventually(lambda: (descriptors(), threads()) == before, f"back to {before} descriptors and threads")
 
 
 def test_a_closed_agent_refuses_everything_but_closing(opened: Opened, memory: Callable[..., Memory]) -> None:

@@ -176,6 +176,7 @@ class AgentCore:
         writing = len(self._reads) > 0
         self._reads.drop_all(AgentClosedError(f"agent {self._name!r} was closed during the read"))
         for peer in self._peers.everyone():
+            self._peers.discard(peer)
             self._forget(peer)
         if not writing:
             # With a read in flight UCX would unmap memory under it; destroying the agent unpins as well.

@@ -381,6 +381,7 @@ class TransferAgent(Protocol):
 
         Raises:
             TransferTimeoutError: The owner thread is stuck in native code; registered memory must not be freed.
+            TransferFailedError: NIXL's agent could not be destroyed; registered memory must not be freed.
         """
 
     def __enter__(self) -> Self:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NewType
+from typing import Any
 
 from kvduplex_transfer.blocks import DescriptorArray
 from kvduplex_transfer.errors import (
@@ -46,8 +48,18 @@ _NO_PEER: Mapping[str, type[TransferError]] = {
     "nixlUnknownError": MetadataError,
 }
 
-NativeRead = NewType("NativeRead", object)
-"""A posted read, as NIXL knows it."""
+
+class NativeRead:
+    """A posted read.
+
+    NIXL's handle refers to the agent and so keeps it alive. It lives in here alone, and is let go by `release`: a
+    traceback that somebody keeps holds this object at most.
+    """
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
 
 
 class NativeAgent:
@@ -127,29 +139,32 @@ class NativeAgent:
             The read, and whether it is already done.
         """
         with nixl_call(f"read {len(remote)} blocks from {peer!r}"):
-            handle = self._agent.initialize_xfer(
-                "READ",
-                self._agent.get_xfer_descs(local, memory_types[1].value),
-                self._agent.get_xfer_descs(remote, memory_types[0].value),
-                peer,
-                notify,
+            read = NativeRead(
+                self._agent.initialize_xfer(
+                    "READ",
+                    self._agent.get_xfer_descs(local, memory_types[1].value),
+                    self._agent.get_xfer_descs(remote, memory_types[0].value),
+                    peer,
+                    notify,
+                )
             )
             try:
-                return NativeRead(handle), self._is_done(self._agent.transfer(handle))
+                return read, self._is_done(self._agent.transfer(read.handle))
             except BaseException:
-                handle.release()
-                handle = None  # the traceback must not keep it, for it would keep the agent alive
+                read.handle.release()
+                read.handle = None
                 raise
 
     def is_done(self, read: NativeRead) -> bool:
         """Whether a read is done; raises when it failed."""
         with nixl_call("read"):
-            return self._is_done(self._agent.check_xfer_state(read))
+            return self._is_done(self._agent.check_xfer_state(read.handle))
 
     def release(self, read: NativeRead) -> None:
         """Free a read that ended. Never call it before: NIXL answers "released" while UCX goes on writing."""
         with nixl_call("release a read"):
-            self._agent.release_xfer_handle(read)
+            self._agent.release_xfer_handle(read.handle)
+        read.handle = None
 
     def notify(self, peer: str, payload: bytes) -> None:
         """Send a message."""
@@ -163,8 +178,21 @@ class NativeAgent:
         return messages
 
     def destroy(self) -> None:
-        """End the agent; once it returns nothing is written to memory any more."""
+        """End the agent; once it returns nothing is written to memory any more.
+
+        Raises:
+            TransferFailedError: Something still refers to NIXL's agent, so that it goes on.
+        """
+        if self._agent is None:
+            return
+        native = weakref.ref(self._agent.agent)
         self._agent = None
+        if native() is not None:
+            gc.collect()
+        if native() is not None:
+            raise TransferFailedError(
+                f"NIXL agent {self._name!r} is still referred to and goes on; do not free its memory in this process"
+            )
 
     def _start_backend(self, backend: str, parameters: Mapping[str, str]) -> None:
         available = self._agent.get_plugin_list()

@@ -127,12 +127,14 @@ class OwnerThread:
 
         Raises:
             TransferTimeoutError: It was not done in time. Not begun, it never will be; begun, its result is discarded.
-            AgentClosedError: `stop` was called.
+            AgentClosedError: `stop` was called, or the thread did not come along when the process forked.
         """
         call = _Call(function, discard)
         with self._submit:
             if self._closed:
                 raise AgentClosedError(f"{self._thread.name} is closed; open a new agent")
+            if not self._thread.is_alive():
+                raise AgentClosedError(f"{self._thread.name} did not survive a fork; open agents after forking")
             self._calls.put(call)
         deadline_s = self._timeout_s if timeout_s is None else timeout_s
         if not call.wait(deadline_s):

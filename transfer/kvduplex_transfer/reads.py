@@ -44,7 +44,8 @@ class Read:
         with self._settling:
             if self.state is not TransferState.PENDING:
                 return
-            self.error = error
+            # Without its traceback: whoever keeps a handle must not keep alive what the frames refer to.
+            self.error = None if error is None else error.with_traceback(None)
             self.state = TransferState.DONE if error is None else TransferState.FAILED
             if self._event is not None:
                 self._event.set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -171,3 +173,24 @@ def test_an_error_of_the_last_call_is_raised_by_stop() -> None:
     with pytest.raises(ZeroDivisionError):
         owner.stop(fail)
     assert not owner.alive
+
+
+def test_a_forked_child_is_told_that_the_thread_stayed_behind() -> None:
+    program = (
+        "import os\n"
+        "from kvduplex_transfer.errors import AgentClosedError\n"
+        "from kvduplex_transfer.owner import OwnerThread\n"
+        "owner = OwnerThread('parent', tick=lambda: None, timeout_s=20)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    try:\n"
+        "        owner.call(lambda: None, what='call')\n"
+        "    except AgentClosedError as error:\n"
+        "        os._exit(0 if 'open agents after forking' in str(error) else 1)\n"
+        "    os._exit(2)\n"
+        "_, status = os.waitpid(child, 0)\n"
+        "owner.stop(lambda: None)\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(status))\n"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
