@@ -41,6 +41,10 @@ class Skip(StrEnum):
     READ_FAILED = "read_failed"
 
 
+_ORDINARY: Final = frozenset({Skip.SHORT, Skip.UNUSED, Skip.ABORTED})
+"""Reasons that need nobody's attention."""
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """What the engine is to read for a request.
@@ -224,7 +228,8 @@ class Reader:
 
     def _skip(self, reason: str, lease: str) -> None:
         self._recorder.count("refused", reason)
-        _log.info("Recomputing a turn: its claim on lease %s ended as %s", lease[:_SHOWN], reason)
+        level = logging.DEBUG if reason in _ORDINARY else logging.INFO
+        _log.log(level, "Recomputing a turn: its claim on lease %s ended as %s", lease[:_SHOWN], reason)
 
 
 def _reachable(source: Source, endpoint: str) -> Source:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
@@ -31,7 +32,9 @@ _QUEUED_REQUESTS: Final = 32
 _QUEUED_REPLIES: Final = 1024
 _BATCH: Final = 256
 _LONGEST_WAIT_S: Final = 0.5
+_ANNOUNCE_EVERY_S: Final = 0.1
 _FRAMES_PER_MESSAGE: Final = 2
+_DROPS: Final = ("magic", "version", "content", "frames", "unsent")
 
 
 class LeaseServer:
@@ -68,8 +71,9 @@ class LeaseServer:
         self._fingerprint = identity(0).fingerprint
         self._bell: zmq.Socket[bytes] | None = None
         self._thread: threading.Thread | None = None
-        self._dropped: Counter[str] = Counter()
-        self._refused: Counter[str] = Counter()
+        # Every key from the start: another thread copies these while they count.
+        self._dropped: Counter[str] = Counter(dict.fromkeys(_DROPS, 0))
+        self._refused: Counter[str] = Counter(dict.fromkeys((RefusalReason.INCOMPATIBLE, RefusalReason.MISMATCH), 0))
         self._endpoint = ""
 
     @property
@@ -79,11 +83,11 @@ class LeaseServer:
 
     def dropped(self) -> Counter[str]:
         """Messages dropped so far, by reason: ``magic``, ``version``, ``content``, ``frames``, ``unsent``."""
-        return Counter(self._dropped)
+        return +Counter(self._dropped)
 
     def refused(self) -> Counter[str]:
         """Claims refused before they came to the table, by reason; to be added to the table's own."""
-        return Counter(self._refused)
+        return +Counter(self._refused)
 
     def start(self) -> None:
         """Bind and answer from now on.
@@ -140,6 +144,7 @@ class LeaseServer:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(stop, zmq.POLLIN)
+        announce_at = 0.0
         while True:
             wait_s = min(self._table.seconds_to_next_end(), _LONGEST_WAIT_S)
             ready = dict(poller.poll(int(wait_s * 1000) + 1))
@@ -148,7 +153,8 @@ class LeaseServer:
             if socket in ready:
                 self._drain(socket)
             self._table.sweep()
-            if self._table.any_loose:
+            if self._table.any_loose and time.monotonic() >= announce_at:
+                announce_at = time.monotonic() + _ANNOUNCE_EVERY_S  # a busy engine comes by without being called
                 self._on_loose()
 
     def _drain(self, socket: zmq.Socket[bytes]) -> None:

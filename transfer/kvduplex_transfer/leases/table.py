@@ -162,10 +162,7 @@ class LeaseTable:
         """
         with self._lock:
             self._sweep()
-            before = len(self._pins)
-            while before - len(self._pins) < blocks and (lease := self._oldest_held()):
-                self._end(lease, LeaseState.RECLAIMED)
-            return before - len(self._pins)
+            return self._give_way(blocks)
 
     def drop_held(self) -> None:
         """Reclaim every lease without a claim, and end the claimed ones when their claims end."""
@@ -208,7 +205,7 @@ class LeaseTable:
         """The table now, after ending what is overdue."""
         with self._lock:
             self._sweep()
-            claimed = sum(bool(lease.claims) for lease in self._leases.values())
+            claimed = len({claim.lease for claim in self._claims.values() if claim.lease.ended is None})
             return LeaseSnapshot(
                 held=len(self._leases) - claimed,
                 claimed=claimed,
@@ -264,9 +261,16 @@ class LeaseTable:
         if len(self._leases) >= self._limits.max_leases:
             return 0
         wanted = blocks[: self._limits.budget_blocks]
-        while self._pins.missing(wanted) > self._room and (lease := self._oldest_held()):
-            self._end(lease, LeaseState.RECLAIMED)
+        while (short := self._pins.missing(wanted) - self._room) > 0 and self._give_way(short):
+            pass  # what gave way may have been shared with `wanted`, so count again
         return self._pins.fitting(wanted, self._room)
+
+    def _give_way(self, blocks: int) -> int:
+        """End held leases, least recently renewed first, until `blocks` came loose; returns how many did."""
+        before = len(self._pins)
+        while before - len(self._pins) < blocks and (lease := self._oldest_held()):
+            self._end(lease, LeaseState.RECLAIMED)
+        return before - len(self._pins)
 
     @property
     def _room(self) -> int:
