@@ -125,7 +125,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.table.drop_held()
         assert self.table.snapshot().held == 0
 
-    @rule(seconds=st.sampled_from([0.1, 1.0, 4.0, 19.9, 20.0, 31.0, 101.0]))
+    @rule(seconds=st.sampled_from([0.125, 1.0, 4.0, 19.875, 20.0, 31.0, 101.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
