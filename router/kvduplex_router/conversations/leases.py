@@ -135,6 +135,8 @@ class LeaseKeeper:
                 del self._held[lease.id]
             elif lease.endpoint in due:
                 due[lease.endpoint].append(lease.id)
+        if not self._held:
+            self._held = {}  # an emptied one keeps the room of its largest day
         await asyncio.gather(*(self._renew(endpoint, ids) for endpoint, ids in due.items()))
 
     async def release_all(self) -> None:

@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from kvduplex_router.conversations.leases import HeldLease, LeaseKeeper
 from kvduplex_router.conversations.reference import Reference
 from kvduplex_router.conversations.store import MemoryStore
+from kvduplex_router.memory import trim_memory
 
 __all__ = ["Fate", "Ledger", "LocalLedger", "Taken"]
+
+_MANY: Final = 10_000
 
 
 class Fate(StrEnum):
@@ -104,8 +107,16 @@ class LocalLedger:
         """Drop what is too old, with or without traffic, until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
-            for dropped in self._store.sweep():
-                self._give_back(dropped)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Drop what is too old, and hand the memory of a large heap of it back to the system."""
+        dropped = self._store.sweep()
+        for reference in dropped:
+            self._give_back(reference)
+        if len(dropped) > _MANY:
+            dropped.clear()
+            trim_memory()
 
     def _fate(self, reference: Reference) -> Fate:
         endpoint = self._endpoints.get(reference.engine)

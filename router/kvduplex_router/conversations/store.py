@@ -51,6 +51,8 @@ class MemoryStore:
         dropped: list[Reference] = []
         while self._entries and next(iter(self._entries.values())).stored_at <= limit:
             dropped.append(self._drop_oldest())
+        if dropped and not self._entries:
+            self._entries = OrderedDict()  # an emptied one keeps the room of its largest day
         return dropped
 
     def _pop(self, key: bytes) -> Reference | None:
