@@ -20,7 +20,7 @@ RECIPE_ARGS := $(if $(RECIPE),--recipe $(RECIPE)) $(SERVE_ARGS)
 export PYTHON TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-base setup-neuron setup-gpu serve-cpu serve-neuron serve-gpu router doctor test test-fast test-e2e test-image setup-infra test-infra synth \
+.PHONY: help setup setup-base setup-neuron setup-gpu serve-cpu serve-neuron serve-gpu router doctor test test-fast test-e2e test-soak test-image setup-infra test-infra synth \
 	lint types imports docs docs-serve \
 	bench-smoke bench-router lock clean
 
@@ -61,12 +61,15 @@ test-fast: ## Unit and contract tests; no engines
 	$(BIN)/pytest -q -m "not engine and not hardware and not infra and not image" --durations=5 $(ARGS)
 
 test-e2e: setup ## Tests that start real vLLM engines
-	$(BIN)/pytest -q -m engine --timeout=600 --durations=10 tests/e2e $(ARGS)
+	$(BIN)/pytest -q -m engine --timeout=600 --durations=10 tests/e2e tests/chaos $(ARGS)
 
 test-hardware: ## Tests that need this host's accelerator; RECIPE adds one that is served
 	@kind=$$([ -e /dev/nvidia0 ] && echo gpu || echo neuron); [ $$kind = gpu ] && env=$(GPU_VENV) || env=$(NEURON_VENV); \
 	bin=$$($(ACCELERATOR) find $$kind $$env $(VENV)) && \
 	KVDUPLEX_TEST_RECIPE="$(RECIPE)" exec $$bin/python -m pytest -q -m hardware -W default tests/hardware $(ARGS)
+
+test-soak: setup ## 5,000 turns of every kind of history and 100 kills, on real engines (hours)
+	KVDUPLEX_TURNS=5000 KVDUPLEX_KILLS=100 $(BIN)/pytest -q -m engine --timeout=36000 tests/e2e/test_leased_pair.py tests/chaos $(ARGS)
 
 test-image: setup ## Provision the cpu image into a root of its own and serve from it (root, debootstrap; 6 minutes)
 	$(BIN)/pytest -q -m image --durations=10 tests/infra/ami/test_image.py $(ARGS)

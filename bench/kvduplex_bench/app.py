@@ -16,6 +16,7 @@ from rich.table import Table
 from kvduplex_bench import cluster as clusters
 from kvduplex_bench import smoke as smoke_bench
 from kvduplex_bench.errors import BenchError
+from kvduplex_bench.leases import leases
 from kvduplex_bench.router_cost import router_cost
 from kvduplex_bench.transfer import transfer
 
@@ -23,6 +24,7 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Measure clusters, transfers and policies.", no_args_is_help=True, add_completion=False)
 app.command()(transfer)
+app.command()(leases)
 app.command("router")(router_cost)
 
 

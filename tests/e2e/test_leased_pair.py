@@ -21,12 +21,12 @@ from tests.e2e.leased_play import Outcome, Player, differences
 from kvduplex_transfer.leases.client import AsyncLeaseClient
 from kvduplex_transfer.leases.params import ClaimOffer, Retention, prefill_params
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
-
 TURNS = int(os.environ.get("KVDUPLEX_TURNS", "300"))
 SEED = int(os.environ.get("KVDUPLEX_SEED", "20261"))
 BLOCKS = 600
 """KV blocks of the decode engine: few, so that leases are also reclaimed."""
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600 + 4 * TURNS)]
 
 
 @pytest.fixture(scope="module")
