@@ -90,6 +90,8 @@ class TurnEndpoint:
             client.close()
             self.in_flight -= 1
             self._metrics.turns.inc(self._kind.name, receipt.plan, receipt.outcome)
+            if _log.isEnabledFor(logging.DEBUG):
+                _log.debug("turn %s: %s over %s: %s", request_id, receipt.plan, receipt.engines, receipt.outcome)
 
     async def _serve(self, client: Client, receipt: Receipt, request_id: str, caller: Principal | None) -> None:
         raw = await client.body(limit=self._limit, timeout_s=self._upload_s)

@@ -209,6 +209,7 @@ class TurnRunner:
         engine: Engine,
         prefilled: Prefilled,
     ) -> None:
+        receipt.engines.append(engine.name)
         mode = self._conversations.mode(engine)
         lease = new_lease_id() if mode is Reuse.LEASED and continuation.key is not None else None
         params = prefilled.params
@@ -289,6 +290,7 @@ class TurnRunner:
                 seat.leave()
 
     async def _alone(self, request: TurnRequest, sink: Sink, receipt: Receipt, engine: Engine) -> None:
+        receipt.engines.append(engine.name)
         answered = await self._answer.run(
             request,
             engine,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 
 async def _until_started(tools: Any, engine: Any, count: int = 1) -> None:
@@ -284,3 +287,25 @@ async def test_a_request_head_that_never_ends_is_dropped(make_cluster: Any) -> N
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nx-a: b\r\n")
         assert await reader.read() == b""
     writer.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    noise=st.binary(max_size=120),
+    start=st.sampled_from([b"", b"POST /v1/completions HTTP/1.1\r\n", b"GET /health HTTP/1.1\r\n\r\n"]),
+)
+async def test_any_bytes_on_a_client_connection_leave_the_router_serving(
+    make_cluster: Any, tools: Any, noise: bytes, start: bytes
+) -> None:
+    if not hasattr(make_cluster, "made"):
+        make_cluster.made = await make_cluster()
+    cluster = make_cluster.made
+    reader, writer = await cluster.client.open()
+    writer.write(start + noise)
+    writer.write_eof()
+    async with asyncio.timeout(5):
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+    writer.close()
+    assert (await cluster.client("/health")).status == 200
+    await tools.eventually(cluster.idle, "nothing is left of it")
