@@ -68,6 +68,7 @@ class Conversation:
     name: str
     messages: Messages
     handle: str | None = None  # of the last turn
+    told: bool = False
     past: list[tuple[Messages, str]] = field(default_factory=list)
 
     def answered(self, messages: Messages, content: str, handle: str) -> None:
@@ -77,10 +78,17 @@ class Conversation:
 
 
 class Histories:
-    """An endless, seeded stream of turns over a few conversations."""
+    """An endless, seeded stream of turns over a few conversations.
 
-    def __init__(self, seed: int, conversations: int = 6) -> None:
+    Args:
+        seed: Of the pseudo-random numbers.
+        conversations: How many are told at a time.
+        short: End a conversation after its first turn that is not an opening, so that no fault can outlive its turn.
+    """
+
+    def __init__(self, seed: int, conversations: int = 6, *, short: bool = False) -> None:
         self._random = random.Random(seed)
+        self._short = short
         self._conversations = [self._fresh() for _ in range(conversations)]
         self._playing: Conversation = self._conversations[0]
         self._deck: list[str] = []
@@ -88,7 +96,7 @@ class Histories:
     def next(self) -> Turn:
         index = self._random.randrange(len(self._conversations))
         playing = self._conversations[index]
-        if len(playing.messages) > 24 or sum(len(str(m["content"])) for m in playing.messages) > 9000:
+        if playing.told or sum(len(str(m["content"])) for m in playing.messages) > 9000:
             playing = self._conversations[index] = self._fresh()
         self._playing = playing
         if playing.handle is None:
@@ -96,6 +104,7 @@ class Histories:
         else:
             kind = self._draw()
             turn = _KINDS[kind][1](self, playing)
+            playing.told = self._short
         long_answer = self._random.random() < 0.08
         return replace(
             turn,

@@ -133,6 +133,9 @@ def main() -> None:
     parser.add_argument("--connector", choices=["leased", "stock"], default="leased")
     parser.add_argument("--turns", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--short", action="store_true", help="one turn of a kind a conversation, so that no fault lasts"
+    )
     arguments = parser.parse_args()
     logs = Path(tempfile.mkdtemp(prefix="kvduplex-play-"))
     played: Counter[str] = Counter()
@@ -140,7 +143,8 @@ def main() -> None:
     reused = reusable = 0
     with started(tiny_model(), logs, connector=arguments.connector) as pair:
         began = time.monotonic()
-        histories, player = Histories(arguments.seed), Player(pair, leased=arguments.connector == "leased")
+        histories = Histories(arguments.seed, short=arguments.short)
+        player = Player(pair, leased=arguments.connector == "leased")
         for _ in range(arguments.turns):
             turn = histories.next()
             played[turn.kind] += 1
