@@ -133,9 +133,7 @@ def main() -> None:
     parser.add_argument("--connector", choices=["leased", "stock"], default="leased")
     parser.add_argument("--turns", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--short", action="store_true", help="one turn of a kind a conversation, so that no fault lasts"
-    )
+    parser.add_argument("--short", action="store_true", help="one turn a conversation, so that no fault lasts")
     arguments = parser.parse_args()
     logs = Path(tempfile.mkdtemp(prefix="kvduplex-play-"))
     played: Counter[str] = Counter()
