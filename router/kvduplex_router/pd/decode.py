@@ -18,7 +18,7 @@ from kvduplex_router.pd.request import Sink, TurnRequest
 from kvduplex_router.pd.stream_filter import StreamFilter, decoded_frames
 from kvduplex_router.pd.usage import NO_USAGE, PromptUsage, with_prompt_usage
 from kvduplex_router.requests.body import Body
-from kvduplex_router.requests.fields import KV_PARAMS
+from kvduplex_router.requests.fields import KV_PARAMS, OWNED
 from kvduplex_router.requests.kinds import ErrorStyle
 from kvduplex_router.telemetry.metrics import Metrics
 
@@ -27,6 +27,7 @@ __all__ = ["AnswerHop", "Answered", "BrokenStreamError"]
 _EVENT_STREAM: Final = "text/event-stream"
 _DONE: Final = b"data: [DONE]"
 _BAD_GATEWAY: Final = 502
+_NOTHING: Final = frozenset({b"null"})
 
 
 class BrokenStreamError(Exception):
@@ -110,9 +111,10 @@ class AnswerHop:
     ) -> Answered:
         raw = await hop.read_all(self._answer_limit)
         members = reply_members(hop, raw)
-        given = members.pop(KV_PARAMS, None)
-        params = None if given is None else bytes(given)
-        shown = raw if params in (None, b"null") else Body(members, 0).render()
+        owned = {name: bytes(members[name]) for name in OWNED if name in members}
+        given = owned.get(KV_PARAMS, b"null")
+        params = None if given == b"null" else given
+        shown = raw if set(owned.values()) <= _NOTHING else Body(members, 0).render(without=OWNED)
         if usage is not None:
             shown = with_prompt_usage(shown, usage)
         await sink.whole(200, "application/json", shown, headers)

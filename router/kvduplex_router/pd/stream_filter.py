@@ -18,7 +18,8 @@ from kvduplex_router.requests.fields import KV_PARAMS
 
 __all__ = ["StreamFilter", "decoded_frames"]
 
-_KV: Final = KV_PARAMS.encode()
+_OWNED: Final = b"transfer_params"
+_OWNED_NAMES: Final = (KV_PARAMS, "ec_transfer_params")
 _ERROR: Final = re.compile(rb'\{\s*"error"\s*:|"type"\s*:\s*"error"')
 _TAIL_BYTES: Final = 64 * 1024
 _NESTED: Final = ("response", "message")
@@ -54,7 +55,7 @@ class StreamFilter:
             self._shorten()
         if self._collector is not None:
             self._collector.frames(block)
-        if _KV in block or (self._usage is not None and may_name_cached(block)):
+        if _OWNED in block or (self._usage is not None and may_name_cached(block)):
             return b"".join([self._frame(frame) for frame in frames(block)])
         return block
 
@@ -79,7 +80,7 @@ class StreamFilter:
         self._tail_size = len(tail)
 
     def _frame(self, frame: bytes) -> bytes:
-        if _KV in frame:
+        if _OWNED in frame:
             frame = self._without_params(frame)
         if self._usage is not None:
             frame = with_prompt_usage(frame, self._usage)
@@ -90,10 +91,11 @@ class StreamFilter:
         places = (
             [] if chunk is None else [chunk, *(chunk[name] for name in _NESTED if isinstance(chunk.get(name), dict))]
         )
-        found = [place.pop(KV_PARAMS) for place in places if KV_PARAMS in place]
-        if chunk is None or not any(found):
+        found = {name: value for place in places for name in _OWNED_NAMES if (value := place.pop(name, None))}
+        if chunk is None or not found:
             return frame  # null, or only in text
-        self.params = orjson.dumps(next(filter(None, found)))
+        if KV_PARAMS in found:
+            self.params = orjson.dumps(found[KV_PARAMS])
         if "choices" in chunk and not chunk["choices"] and not chunk.get("usage"):
             return b""
         return _rebuilt(frame, chunk)

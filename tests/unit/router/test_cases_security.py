@@ -48,6 +48,28 @@ async def test_x1_other_endpoints_are_cleaned_too(make_cluster: Any, tools: Any)
     assert not any(b"169.254" in request.body for request in cluster.d.requests)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_x1_a_client_sees_no_transfer_parameters_of_any_kind(make_cluster: Any, stream: bool) -> None:
+    cluster = await make_cluster()
+
+    async def answer(request: Any) -> None:
+        secret = {"ec_transfer_params": {"peer": "10.1.2.3"}, "kv_transfer_params": cluster.d.params()}
+        choice = {"index": 0, "finish_reason": "stop", "delta" if stream else "message": {"content": "x"}}
+        if not stream:
+            await request.reply({"choices": [choice], **secret})
+            return
+        await request.begin_stream()
+        await request.event({"choices": [choice], **secret})
+        await request.event(b"[DONE]")
+        await request.end_stream()
+
+    cluster.d.handler = answer
+    got = await cluster.client.chat(stream=stream)
+    assert got.status == 200
+    assert b"transfer_params" not in got.body
+    assert b'"x"' in got.body
+
+
 @pytest.mark.parametrize("host", ["10.9.9.9", "evil.example", 7, ["127.0.0.1"]])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_x1_an_engine_that_names_an_unknown_host_is_not_believed(
