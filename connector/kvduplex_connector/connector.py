@@ -1,11 +1,17 @@
-"""The connector vLLM loads: ``kv_connector_module_path`` is this module, ``kv_connector`` the class's name."""
+"""The connectors vLLM loads: ``kv_connector_module_path`` is this module, ``kv_connector`` the class's name.
+
+`LeasedNixlConnector` stands here. Any other NIXL pull connector that is registered with vLLM, by a platform's plugin
+for instance, is found with ``Leased`` in front of its name: ``LeasedNeuronNixlConnector`` puts leases over
+``NeuronNixlConnector``.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlConnector, NixlPullConnector
 
 from kvduplex_connector import compat
 from kvduplex_connector.scheduler_side import SchedulerLeases
@@ -14,6 +20,8 @@ from kvduplex_connector.stats import LeaseKVConnectorStats, LeasePromMetrics
 from kvduplex_connector.worker_side import WorkerLeases
 
 __all__ = ["LeasedConnector", "LeasedNixlConnector"]
+
+_PREFIX: Final = "Leased"
 
 
 class LeasedConnector(SchedulerLeases, WorkerLeases):
@@ -66,3 +74,24 @@ class LeasedConnector(SchedulerLeases, WorkerLeases):
 
 class LeasedNixlConnector(LeasedConnector, NixlConnector):  # type: ignore[misc]
     """vLLM's ``NixlConnector`` with leases."""
+
+
+def __getattr__(name: str) -> type[LeasedConnector]:
+    """The leased form of a registered connector.
+
+    Raises:
+        AttributeError: The name is not one, or the connector does not pull over NIXL.
+    """
+    if not name.startswith(_PREFIX):
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    base_name = name.removeprefix(_PREFIX)
+    try:
+        base = KVConnectorFactory.get_connector_class_by_name(base_name)
+    except ValueError as error:
+        raise AttributeError(f"{name}: vLLM knows no connector {base_name}; is the platform's plugin there?") from error
+    if not issubclass(base, NixlPullConnector):
+        why = f"{name}: {base_name} does not pull over NIXL, so there is no read that a claim could guard"
+        raise AttributeError(why)  # noqa: TRY004 - a module's missing attribute
+    leased = type(name, (LeasedConnector, base), {"__doc__": f"``{base_name}`` with leases.", "__module__": __name__})
+    globals()[name] = leased
+    return leased

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import threading
 import time
 import uuid
 from collections import Counter
@@ -14,10 +15,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import zmq
 from tests.e2e.leased_histories import KINDS, Histories, Messages
 from tests.e2e.leased_pair import Engine, Pair, started, tiny_model
 from tests.e2e.leased_play import Outcome, Player, differences
 
+from kvduplex_bench.cluster import free_ports
+from kvduplex_transfer.leases import messages as wire
 from kvduplex_transfer.leases.client import AsyncLeaseClient
 from kvduplex_transfer.leases.params import ClaimOffer, Retention, prefill_params
 
@@ -201,6 +205,53 @@ def test_bad_claims_cost_one_counted_recomputation(pair: Pair, lease: str, endpo
     assert time.monotonic() - began < 10
     assert pair.prefill.metrics().since(before).total("kvduplex_lease_refused_total", reason=reason) == 1
     assert_plain(pair, messages, reply)
+
+
+class Ghost(threading.Thread):
+    """A lease endpoint that grants everything and points to an engine that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._context = zmq.Context[zmq.Socket[bytes]]()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self.endpoint = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self.finished: list[wire.Finish] = []
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        (nowhere,) = free_ports(1)
+        source = wire.Source("ghost", "127.0.0.1", nowhere)
+        while not self._over.is_set():
+            if not self._socket.poll(100):
+                continue
+            peer, frame = self._socket.recv_multipart()
+            match wire.decode_request(frame):
+                case wire.Claim(number=number, chain=chain):
+                    blocks = list(range(1, 1 + len(chain) // 32))
+                    grant = wire.Granted(number, blocks, len(blocks), 30.0, source)
+                    self._socket.send_multipart((peer, wire.encode(grant)))
+                case wire.Finish() as finish:
+                    self.finished.append(finish)
+
+    def close(self) -> None:
+        self._over.set()
+        self.join(timeout=5)
+        self._context.destroy(linger=0)
+
+
+def test_a_read_that_fails_is_computed_by_the_same_request(pair: Pair) -> None:
+    ghost = Ghost()
+    ghost.start()
+    history = conversation()
+    before = pair.prefill.metrics()
+    began = time.monotonic()
+    reply, _ = claim(pair, history, "any", ghost.endpoint)
+    assert time.monotonic() - began < 30
+    assert pair.prefill.metrics().since(before).total("kvduplex_lease_refused_total", reason="read_failed") == 1
+    eventually(lambda: [finish.consumed for finish in ghost.finished] == [False])
+    ghost.close()
+    assert_plain(pair, history, reply)
 
 
 async def test_a_renewed_lease_outlives_one_that_is_not(pair: Pair) -> None:

@@ -1,4 +1,4 @@
-"""Pins against vLLM's own block pool, whatever version is installed."""
+"""The connector's parts against the vLLM that is installed, without starting it."""
 
 from __future__ import annotations
 
@@ -43,3 +43,28 @@ def test_placeholders_are_not_counted(pool: Any) -> None:
     assert pinned.usable_prefix([one, pool.null_block.block_id, two], 3) == 1
     assert pinned.usable_prefix([one, two], 5) == 2
     assert pinned.cached_prefix([b"x" * 32]) == 0
+
+
+@pytest.fixture
+def connectors() -> Any:
+    return pytest.importorskip("kvduplex_connector.connector", exc_type=ImportError)
+
+
+def test_any_registered_pull_connector_has_a_leased_form(connectors: Any) -> None:
+    leased = connectors.LeasedNixlPullConnector
+    assert leased is connectors.LeasedNixlPullConnector
+    assert issubclass(leased, connectors.LeasedConnector)
+    assert issubclass(leased, connectors.NixlPullConnector)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("LeasedNeuronNixlConnector", "knows no connector NeuronNixlConnector"),
+        ("LeasedNixlPushConnector", "does not pull over NIXL"),
+        ("Unleashed", "has no attribute Unleashed"),
+    ],
+)
+def test_other_names_say_what_is_missing(connectors: Any, name: str, why: str) -> None:
+    with pytest.raises(AttributeError, match=why):
+        getattr(connectors, name)
