@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import subprocess
 import sys
+
+import kvduplex_transfer
 
 MODULES = "agent host hostview interface engine opening blocks"
 
@@ -20,3 +24,17 @@ def test_no_vendor_package_is_imported_before_an_agent_is_opened() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+def test_what_is_public_is_listed_and_there() -> None:
+    names = [module.name for module in pkgutil.iter_modules(kvduplex_transfer.__path__, "kvduplex_transfer.")]
+    assert {f"kvduplex_transfer.{name}" for name in MODULES.split()} <= set(names)
+
+    for name in names:
+        module = importlib.import_module(name)
+        public = getattr(module, "__all__", None)
+        if public is None:
+            assert hasattr(module, "__path__"), f"{name} has no __all__"
+            continue
+        assert len(set(public)) == len(public)
+        assert all(hasattr(module, item) for item in public), name

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from kvduplex_transfer.hostchecks.rails import open_rails
+from kvduplex_transfer.nixlwheel import import_nixl
 
 __all__ = ["main"]
 
@@ -26,9 +27,8 @@ def main(backend: str) -> int:
 def _open(backend: str) -> dict[str, Any]:
     outcome: dict[str, Any] = {"backend": backend, "error": None, "memory_types": [], "rails": 0}
     try:
-        from nixl._api import nixl_agent, nixl_agent_config  # noqa: PLC0415 - the vendor package's one door here
-
-        agent = nixl_agent(f"kvduplex-doctor-{os.getpid()}", nixl_agent_config(backends=[backend]))
+        api = import_nixl()
+        agent = api.nixl_agent(f"kvduplex-doctor-{os.getpid()}", api.nixl_agent_config(backends=[backend]))
         if backend not in agent.backends:  # NIXL skips a plugin that is missing, and only logs it
             outcome["error"] = f"NIXL has no plugin {backend}"
         else:
