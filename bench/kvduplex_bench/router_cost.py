@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -152,7 +153,7 @@ def run(
         measured: list[Measured] = []
         for case in cases:
             for concurrency in connections:
-                count = max(8 * concurrency, 64) if case.pause_ms else requests
+                count = max(8 * concurrency, 16) if case.pause_ms else requests
                 measured.append(_measure(case, concurrency, count, rounds, ours, theirs, engine_port))
                 on_result(measured[-1])
         return measured
@@ -256,6 +257,7 @@ def router_cost(
     if peer and program is None:
         raise typer.BadParameter(f"'{peer}' is not a program; pip install vllm-router in an environment of its own")
     levels = tuple(connections) if connections else (1, 16, 64)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end with this one
     try:
         with console.status("measuring") as status:
             results = run(
