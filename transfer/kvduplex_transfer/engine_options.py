@@ -111,15 +111,15 @@ class EngineOptions(BaseModel):
     kv_buffer_device: str = "cpu"
     bidirectional: bool = True
     """Whether KV also flows from decode to prefill."""
-    kv_recompute_threshold: int = Field(default=64, ge=0)
+    kv_recompute_threshold: int = Field(default=64, ge=0, le=1_000_000)
     """Fewest tokens worth pulling instead of recomputing."""
-    decoder_kv_blocks_ttl: int = Field(default=480, ge=1)
+    decoder_kv_blocks_ttl: int = Field(default=480, ge=1, le=86_400)
     """Longest time a decode engine keeps a finished turn's blocks."""
     kv_load_failure_policy: Literal["recompute", "fail"] | None = None
     """What becomes of a request whose KV could not be loaded; default: ``recompute`` when leased, else ``fail``."""
-    lease_ttl_s: float = Field(default=30.0, gt=0)
+    lease_ttl_s: float = Field(default=30.0, ge=0.1, le=86_400)
     """Life of a renewed lease from its last renewal."""
-    retention_budget: float = Field(default=0.5, gt=0, le=1)
+    retention_budget: float = Field(default=0.5, ge=0, le=0.95)
     """Share of a decode engine's KV blocks that leases may hold."""
 
     middleware: tuple[str, ...] = ()
@@ -187,6 +187,15 @@ class EngineOptions(BaseModel):
         if owned := sorted(_OWNED_FLAGS & given):
             raise ValueError(f"must not hold {', '.join(owned)}; typed options set that")
         return value
+
+    @model_validator(mode="after")
+    def _lease_fits(self) -> Self:
+        if self.connector is ConnectorKind.LEASED and self.lease_ttl_s > self.decoder_kv_blocks_ttl:
+            raise ValueError(
+                f"lease_ttl_s is {self.lease_ttl_s:g}, longer than decoder_kv_blocks_ttl {self.decoder_kv_blocks_ttl}: "
+                f"no lease outlives that; lower it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _ports_fit(self) -> Self:

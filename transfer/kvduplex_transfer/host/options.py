@@ -65,10 +65,10 @@ class HostOptions(BaseModel):
 
     connector: ConnectorKind = ConnectorKind.STOCK
     bidirectional: bool = True
-    kv_recompute_threshold: int = Field(default=64, ge=0)
-    decoder_kv_blocks_ttl: int = Field(default=480, ge=1)
-    lease_ttl_s: float = Field(default=30.0, gt=0)
-    retention_budget: float = Field(default=0.5, gt=0, le=1)
+    kv_recompute_threshold: int = Field(default=64, ge=0, le=1_000_000)
+    decoder_kv_blocks_ttl: int = Field(default=480, ge=1, le=86_400)
+    lease_ttl_s: float = Field(default=30.0, ge=0.1, le=86_400)
+    retention_budget: float = Field(default=0.5, ge=0, le=0.95)
     connector_extra: Mapping[str, Any] = Field(default_factory=dict)
     """Further entries of ``kv_connector_extra_config``."""
 
