@@ -31,9 +31,11 @@ from kvduplex_router.fleet.fleet import Fleet, build_fleet
 from kvduplex_router.fleet.health import HealthProber
 from kvduplex_router.http.request import forwardable
 from kvduplex_router.http.watchdog import Watchdog
+from kvduplex_router.pd.attempts import Accounts
 from kvduplex_router.pd.decode import AnswerHop
 from kvduplex_router.pd.prefill import PrefillHop
 from kvduplex_router.pd.turn import TurnPolicy, TurnRunner
+from kvduplex_router.pd.whole import WholeTurn
 from kvduplex_router.requests import apis
 from kvduplex_router.routing.admission import Admission
 from kvduplex_router.routing.picker import LeastInFlight
@@ -103,6 +105,13 @@ def compose(
         }
 
     metrics = Metrics(fleet, gauges)
+    accounts = Accounts(metrics)
+    answer = AnswerHop(
+        clock=clock,
+        answer_limit=config.limits.answer_bytes,
+        frame_limit=config.limits.frame_bytes,
+        metrics=metrics,
+    )
     runner = TurnRunner(
         fleet=fleet,
         admission=admission,
@@ -110,12 +119,9 @@ def compose(
         prefill=PrefillHop(
             clock=clock, answer_limit=config.limits.answer_bytes, keep_forcing=config.forced_output_on_prefill
         ),
-        answer=AnswerHop(
-            clock=clock,
-            answer_limit=config.limits.answer_bytes,
-            frame_limit=config.limits.frame_bytes,
-            metrics=metrics,
-        ),
+        answer=answer,
+        whole=WholeTurn(fleet=fleet, admission=admission, answer=answer, accounts=accounts),
+        accounts=accounts,
         metrics=metrics,
         policy=TurnPolicy(config.on_no_prefill, config.retries, settings.prefill_ttl_s, settings.lease_ttl_s),
         clock=clock,

@@ -14,8 +14,9 @@ from functools import cached_property
 from typing import Final
 from urllib.parse import urlsplit
 
-from kvduplex_router.http.connection import Connection, Response
+from kvduplex_router.http.connection import Connection
 from kvduplex_router.http.errors import BrokenAnswerError, ConnectError, StaleConnectionError
+from kvduplex_router.http.response import Response
 from kvduplex_router.http.watchdog import NEVER, Watchdog
 
 __all__ = ["Origin", "Pool", "Timeouts"]

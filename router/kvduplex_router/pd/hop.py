@@ -14,8 +14,8 @@ import orjson
 from kvduplex_router.clock import Clock
 from kvduplex_router.errors import BadRequestError, EngineAnswerError
 from kvduplex_router.fleet.engine import Engine
-from kvduplex_router.http.connection import Response
 from kvduplex_router.http.errors import ExchangeError, StaleConnectionError, StalledError
+from kvduplex_router.http.response import Response
 from kvduplex_router.requests.body import decode_members
 from kvduplex_router.requests.fields import OWNED
 

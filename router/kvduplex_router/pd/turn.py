@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import orjson
@@ -17,18 +17,19 @@ import orjson
 from kvduplex_router.clock import Clock
 from kvduplex_router.config import OnNoPrefill, Reuse
 from kvduplex_router.conversations.conversations import Continuation, Conversations
-from kvduplex_router.errors import BadGatewayError, GatewayTimeoutError, RouterError, UnavailableError
+from kvduplex_router.errors import UnavailableError
 from kvduplex_router.fleet.engine import Engine, EngineRole
 from kvduplex_router.fleet.fleet import Fleet
+from kvduplex_router.pd.attempts import Accounts, Attempts
+from kvduplex_router.pd.client_view import client_error, response_headers
 from kvduplex_router.pd.decode import Answered, AnswerHop
 from kvduplex_router.pd.hop import HopFailedError
 from kvduplex_router.pd.params import UnusableParamsError, checked_params, merged_params
 from kvduplex_router.pd.prefill import Prefilled, PrefillHop
 from kvduplex_router.pd.request import Receipt, Sink, TurnRequest
-from kvduplex_router.pd.shape import decode_body, whole_body
-from kvduplex_router.pd.usage import PromptUsage
+from kvduplex_router.pd.shape import decode_body
+from kvduplex_router.pd.whole import WholeTurn
 from kvduplex_router.routing.admission import Admission, Seat
-from kvduplex_router.routing.picker import PickContext
 from kvduplex_router.telemetry.metrics import Metrics
 from kvduplex_transfer.leases.params import ClaimOffer, Retention, new_lease_id, prefill_params
 
@@ -36,8 +37,6 @@ __all__ = ["TurnPolicy", "TurnRunner"]
 
 _FRESH: Final = orjson.dumps(prefill_params())
 _log = logging.getLogger("kvduplex.router.turn")
-_TIMEOUT_STATUSES: Final = frozenset({504})
-_UNAVAILABLE_STATUSES: Final = frozenset({503})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +56,6 @@ class TurnPolicy:
     lease_ttl_s: float
 
 
-@dataclass(slots=True)
-class _Attempts:
-    """What was tried in a turn so far."""
-
-    failed: set[str] = field(default_factory=set)
-    stale: bool = False
-    no_prefill: bool = False
-    last: HopFailedError | None = None
-
-    def note(self, error: HopFailedError) -> None:
-        if not error.stale or self.stale:  # an engine behind a stale connection gets one more chance
-            self.failed.add(error.engine.name)
-        self.stale = self.stale or error.stale
-        self.last = error
-
-
 class TurnRunner:
     """Runs turns over a fleet."""
 
@@ -84,6 +67,8 @@ class TurnRunner:
         conversations: Conversations,
         prefill: PrefillHop,
         answer: AnswerHop,
+        whole: WholeTurn,
+        accounts: Accounts,
         metrics: Metrics,
         policy: TurnPolicy,
         clock: Clock,
@@ -93,6 +78,8 @@ class TurnRunner:
         self._conversations = conversations
         self._prefill = prefill
         self._answer = answer
+        self._whole = whole
+        self._accounts = accounts
         self._metrics = metrics
         self._policy = policy
         self._clock = clock
@@ -110,14 +97,12 @@ class TurnRunner:
             BrokenStreamError: The answer broke off; the client was told so.
         """
         if not self._fleet.disaggregated:
-            await self._whole(request, sink, receipt, plan="replica")
+            await self._whole.run(request, sink, receipt, plan="replica")
         elif (reason := request.kind.whole_because(request.body)) is not None:
             receipt.detail = reason
-            await self._whole(request, sink, receipt, plan="aggregate")
+            await self._whole.run(request, sink, receipt, plan="aggregate")
         else:
             await self._split(request, sink, receipt)
-
-    # -- split over two engines ----------------------------------------------------------------------------------
 
     async def _split(self, request: TurnRequest, sink: Sink, receipt: Receipt) -> None:
         continuation = await self._conversations.begin(
@@ -135,7 +120,7 @@ class TurnRunner:
             self._conversations.release(taken)
 
     async def _attempts(self, request: TurnRequest, sink: Sink, receipt: Receipt, continuation: Continuation) -> None:
-        tried = _Attempts()
+        tried = Attempts()
         prefilled: Prefilled | None = None
         for _ in range(self._policy.retries + 1):
             seat = await self._seat_decode(continuation, tried)
@@ -146,7 +131,7 @@ class TurnRunner:
                     await self._decode(request, sink, receipt, continuation, seat.engine, prefilled)
                     return
             except HopFailedError as error:
-                self._note("decode", request, error, tried)
+                self._failed("decode", request, error, tried)
                 if error.consumed:
                     prefilled = None
             finally:
@@ -155,20 +140,20 @@ class TurnRunner:
                 break
         await self._without_prefill(request, sink, receipt, tried)
 
-    async def _seat_decode(self, continuation: Continuation, tried: _Attempts) -> Seat:
-        context = _pick_context(tried, continuation.holder)
+    async def _seat_decode(self, continuation: Continuation, tried: Attempts) -> Seat:
+        context = tried.context(continuation.holder)
         try:
             return await self._admission.seat(self._fleet.decode, context, what="decode")
         except UnavailableError:
             if tried.last is None:
                 raise
-            raise _client_error(tried.last) from tried.last
+            raise client_error(tried.last) from tried.last
 
     async def _prefill_once(
-        self, request: TurnRequest, receipt: Receipt, continuation: Continuation, tried: _Attempts
+        self, request: TurnRequest, receipt: Receipt, continuation: Continuation, tried: Attempts
     ) -> Prefilled | None:
         """One prefill hop; None when the engine failed, or none is left to ask."""
-        context = _pick_context(tried)
+        context = tried.context()
         try:
             seat = await self._admission.seat(self._fleet.prefill, context, what="prefill")
         except UnavailableError:
@@ -182,13 +167,13 @@ class TurnRunner:
         try:
             prefilled = await self._prefill.run(request, seat.engine, params, resend=fresh)
         except HopFailedError as error:
-            self._note("prefill", request, error, tried)
+            self._failed("prefill", request, error, tried)
             return None
         finally:
             seat.leave()
         self._metrics.hop_seconds.observe(self._clock() - began, "prefill")
         receipt.cached_tokens = prefilled.usage.cached_tokens
-        self._count(prefilled.usage)
+        self._accounts.tokens(prefilled.usage)
         return prefilled
 
     def _prefill_params(self, continuation: Continuation) -> bytes:
@@ -222,7 +207,7 @@ class TurnRunner:
                 engine,
                 decode_body(request.body, params),
                 sink,
-                headers=_headers(request, receipt),
+                headers=response_headers(request, receipt),
                 usage=prefilled.usage,
                 collect=mode is Reuse.STOCK and request.kind.collects and continuation.key is not None,
             )
@@ -235,7 +220,7 @@ class TurnRunner:
                 self._conversations.release_lease(engine, lease)
             raise
         self._keep(continuation, engine, lease, answered, receipt)
-        self._compare(request, prefilled.usage, answered.usage)
+        self._accounts.compare(request, prefilled.usage, answered.usage)
 
     def _keep(
         self, continuation: Continuation, engine: Engine, lease: str | None, answered: Answered, receipt: Receipt
@@ -256,100 +241,19 @@ class TurnRunner:
             engine.identity = params.identity
             self._conversations.keep_params(continuation, engine, params.raw, answered.answer)
 
-    async def _without_prefill(self, request: TurnRequest, sink: Sink, receipt: Receipt, tried: _Attempts) -> None:
+    async def _without_prefill(self, request: TurnRequest, sink: Sink, receipt: Receipt, tried: Attempts) -> None:
         if tried.last is not None and tried.last.engine.role is EngineRole.DECODE:
-            raise _client_error(tried.last) from tried.last
+            raise client_error(tried.last) from tried.last
         if self._policy.on_no_prefill is OnNoPrefill.DECODE_ONLY:
-            await self._whole(request, sink, receipt, plan="decode_only")
+            await self._whole.run(request, sink, receipt, plan="decode_only")
         elif tried.last is not None:
-            raise _client_error(tried.last) from tried.last
+            raise client_error(tried.last) from tried.last
         else:
             raise UnavailableError("no prefill engine is usable now; /ready says which are down", retry_after_s=2)
-
-    # -- one engine alone ----------------------------------------------------------------------------------------
-
-    async def _whole(self, request: TurnRequest, sink: Sink, receipt: Receipt, *, plan: str) -> None:
-        receipt.plan = plan
-        receipt.cached_tokens = None
-        tried = _Attempts()
-        what = "decode" if self._fleet.disaggregated else "serving"
-        while True:
-            try:
-                seat = await self._admission.seat(self._fleet.whole, _pick_context(tried), what=what)
-            except UnavailableError:
-                if tried.last is None:
-                    raise
-                raise _client_error(tried.last) from tried.last
-            try:
-                return await self._alone(request, sink, receipt, seat.engine)
-            except HopFailedError as error:
-                self._note("whole", request, error, tried)
-                if error.consumed:
-                    raise _client_error(error) from error
-            finally:
-                seat.leave()
-
-    async def _alone(self, request: TurnRequest, sink: Sink, receipt: Receipt, engine: Engine) -> None:
-        receipt.engines.append(engine.name)
-        answered = await self._answer.run(
-            request,
-            engine,
-            whole_body(request.body),
-            sink,
-            headers=_headers(request, receipt),
-            usage=None,
-            collect=False,
-        )
-        if answered.failed:
-            receipt.outcome = "engine_error"
-        receipt.cached_tokens = answered.usage.cached_tokens
-        self._count(answered.usage)
-
-    # -- accounts ------------------------------------------------------------------------------------------------
 
     def _stale(self, prefilled: Prefilled) -> bool:
         return self._clock() - prefilled.at >= self._policy.prefill_ttl_s
 
-    def _note(self, hop: str, request: TurnRequest, error: HopFailedError, tried: _Attempts) -> None:
+    def _failed(self, hop: str, request: TurnRequest, error: HopFailedError, tried: Attempts) -> None:
         tried.note(error)
-        self._metrics.hop_failures.inc(hop, error.reason)
-        _log.warning("turn %s: %s", request.request_id, error)
-
-    def _count(self, usage: PromptUsage) -> None:
-        self._metrics.prompt_tokens.inc(by=usage.prompt_tokens or 0)
-        self._metrics.cached_tokens.inc(by=usage.cached_tokens or 0)
-
-    def _compare(self, request: TurnRequest, prefill: PromptUsage, decode: PromptUsage) -> None:
-        """Both hops must have rendered the same prompt; that they did not is a fault of the set-up worth an alarm."""
-        if None not in (prefill.prompt_tokens, decode.prompt_tokens) and prefill.prompt_tokens != decode.prompt_tokens:
-            self._metrics.prompt_mismatches.inc()
-            _log.error(
-                "turn %s: the prefill engine counted %s prompt tokens and the decode engine %s; their chat templates "
-                "or models differ, or the template renders tool_choice (set forced_output_on_prefill)",
-                request.request_id,
-                prefill.prompt_tokens,
-                decode.prompt_tokens,
-            )
-
-
-def _pick_context(tried: _Attempts, preferred: str | None = None) -> PickContext:
-    return PickContext(preferred, frozenset(tried.failed)) if tried.failed else PickContext(preferred)
-
-
-def _headers(request: TurnRequest, receipt: Receipt) -> dict[str, str]:
-    headers = {"x-request-id": request.request_id, "x-kvduplex-plan": receipt.plan}
-    if receipt.cached_tokens is not None:
-        headers["x-kvduplex-cached-tokens"] = str(receipt.cached_tokens)
-    return headers
-
-
-def _client_error(error: HopFailedError) -> RouterError:
-    """What the client is told; engine names and addresses stay in the log."""
-    who = f"the {error.engine.role.value} engine"
-    if error.reason == "timeout" or error.status in _TIMEOUT_STATUSES:
-        return GatewayTimeoutError(f"{who} did not answer in time", reason=f"{error.reason}")
-    if error.status in _UNAVAILABLE_STATUSES:
-        wait = int(error.retry_after) if error.retry_after is not None else None
-        return UnavailableError(f"{who} is overloaded; try again later", retry_after_s=wait, reason=error.reason)
-    told = {"connect": "cannot be reached", "broken": "broke off before it answered", "status": "failed"}
-    return BadGatewayError(f"{who} {told.get(error.reason, 'gave no usable answer')}", reason=error.reason)
+        self._accounts.failure(hop, request, error)

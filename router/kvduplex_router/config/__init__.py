@@ -1,0 +1,35 @@
+"""The router's configuration: `build_config` merges a YAML file with flags and is what every entry point calls."""
+
+from __future__ import annotations
+
+from kvduplex_router.config.build import build_config
+from kvduplex_router.config.router import RouterConfig
+from kvduplex_router.config.sections import (
+    AdminConfig,
+    AuthConfig,
+    BreakerConfig,
+    ConversationConfig,
+    EngineConfig,
+    HealthConfig,
+    LimitConfig,
+    OnNoPrefill,
+    Reuse,
+    TimeoutConfig,
+    TlsConfig,
+)
+
+__all__ = [
+    "AdminConfig",
+    "AuthConfig",
+    "BreakerConfig",
+    "ConversationConfig",
+    "EngineConfig",
+    "HealthConfig",
+    "LimitConfig",
+    "OnNoPrefill",
+    "Reuse",
+    "RouterConfig",
+    "TimeoutConfig",
+    "TlsConfig",
+    "build_config",
+]

@@ -1,0 +1,66 @@
+"""Makes a configuration out of a file and flags, and explains what is wrong with it in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from kvduplex_router.config.document import ConfigDocument
+from kvduplex_router.config.router import RouterConfig
+from kvduplex_router.config.sections import EngineConfig
+from kvduplex_router.errors import ConfigError
+
+__all__ = ["build_config"]
+
+
+def build_config(
+    file: Path | None = None, /, *, decoder_kv_blocks_ttl_s: float | None = None, **flags: Any
+) -> RouterConfig:
+    """Merge a YAML file with flags; a flag that is None or empty leaves the file's value.
+
+    Args:
+        file: YAML file, or None.
+        decoder_kv_blocks_ttl_s: The key of that name in ``conversations``; the file's when None.
+        **flags: Keys of `RouterConfig`.
+
+    Raises:
+        ConfigError: The file cannot be read, or the result is not valid.
+    """
+    document = ConfigDocument.empty() if file is None else ConfigDocument.load(file)
+    given = {key: value for key, value in flags.items() if value not in (None, (), [])}
+    if decoder_kv_blocks_ttl_s is not None:
+        section = document.values.get("conversations") or {}
+        given["conversations"] = {**section, "decoder_kv_blocks_ttl_s": decoder_kv_blocks_ttl_s}
+    try:
+        return RouterConfig.model_validate({**document.values, **given})
+    except ValidationError as error:
+        raise ConfigError(_explain(error, document, given)) from None
+
+
+def _explain(error: ValidationError, document: ConfigDocument, flags: dict[str, Any]) -> str:
+    first = error.errors(include_url=False)[0]
+    location = tuple(part for part in first["loc"] if not str(part).startswith("function-"))
+    key = ".".join(str(part) for part in location)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = f"unknown key; allowed here: {', '.join(_allowed(location))}"
+    elif not first["type"].startswith("value_error"):
+        message = f"{message}, got {str(first['input'])[:80]!r}"
+    if not location:
+        key, _, message = message.partition(": ") if ": " in message else ("configuration", "", message)
+        location = (key,)
+    place = "" if str(location[0]) in flags else document.place(location)
+    return f"{place}{key}: {message}"
+
+
+def _allowed(location: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = RouterConfig
+    for part in location[:-1]:
+        if isinstance(part, int):
+            model = EngineConfig
+        elif part in model.model_fields:
+            annotation = model.model_fields[part].annotation
+            model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else EngineConfig
+    return sorted(model.model_fields)
