@@ -31,10 +31,21 @@ class Reply:
 
     Attributes:
         started: The status was sent.
+        started_at: When, in the event loop's time.
         ended: The last part was sent.
     """
 
-    __slots__ = ("_connection", "_loop", "_on_stalled", "_send", "_write_s", "deadline", "ended", "started")
+    __slots__ = (
+        "_connection",
+        "_loop",
+        "_on_stalled",
+        "_send",
+        "_write_s",
+        "deadline",
+        "ended",
+        "started",
+        "started_at",
+    )
 
     def __init__(
         self,
@@ -51,11 +62,13 @@ class Reply:
         self._on_stalled = on_stalled
         self.deadline = NEVER
         self.started = False
+        self.started_at = 0.0
         self.ended = False
 
     async def start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
         """Send status and headers of an answer whose length is not known."""
         self.started = True
+        self.started_at = self._loop.time()
         await self._send({"type": "http.response.start", "status": status, "headers": _head(content_type, headers)})
 
     async def send(self, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import secrets
@@ -69,6 +70,7 @@ class TurnEndpoint:
         """Serve one request."""
         client = Client(scope, receive, send, write_s=self._write_s, watchdog=self._watchdog)
         receipt, request_id = Receipt(), new_request_id()
+        began = asyncio.get_running_loop().time()
         self.in_flight += 1
         try:
             await self._serve(client, receipt, request_id, scope.get(PRINCIPAL))
@@ -89,6 +91,8 @@ class TurnEndpoint:
         finally:
             client.close()
             self.in_flight -= 1
+            if receipt.streamed and client.reply.started:
+                self._metrics.ttft_seconds.observe(client.reply.started_at - began, self._kind.name)
             self._metrics.turns.inc(self._kind.name, receipt.plan, receipt.outcome)
             if _log.isEnabledFor(logging.DEBUG):
                 _log.debug("turn %s: %s over %s: %s", request_id, receipt.plan, receipt.engines, receipt.outcome)
@@ -96,6 +100,7 @@ class TurnEndpoint:
     async def _serve(self, client: Client, receipt: Receipt, request_id: str, caller: Principal | None) -> None:
         raw = await client.body(limit=self._limit, timeout_s=self._upload_s)
         request = self._request(Body.parse(raw), client.headers, request_id, "" if caller is None else caller.tenant)
+        receipt.streamed = request.stream
         await client.while_connected(self._runner.run(request, client.reply, receipt))
 
     def _request(self, body: Body, headers: dict[bytes, bytes], request_id: str, tenant: str) -> TurnRequest:

@@ -47,6 +47,9 @@ class Receipt:
         plan: ``pull``, ``recompute``, ``aggregate``, ``decode_only`` or ``replica``.
         outcome: ``ok`` or why not.
         cached_tokens: As the hop that computed the prompt reported; None when it did not.
+        detail: Why the request was not split.
+        engines: Names of the engines asked, in order.
+        streamed: The client asked for a stream.
     """
 
     plan: str = "none"
@@ -54,6 +57,7 @@ class Receipt:
     cached_tokens: int | None = None
     detail: str = ""
     engines: list[str] = field(default_factory=list)
+    streamed: bool = False
 
 
 class Sink(Protocol):

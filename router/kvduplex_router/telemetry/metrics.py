@@ -47,6 +47,9 @@ class Metrics:
         self.hop_seconds = self._histogram(
             "hop_seconds", "Prefill hop: until its answer. Decode hop: until its first byte.", "hop"
         )
+        self.ttft_seconds = self._histogram(
+            "ttft_seconds", "Streams: from a request's arrival to the first frame sent to its client.", "api"
+        )
         self.handoff_seconds = self._histogram(
             "handoff_seconds", "From the prefill engine's answer to the request to the decode engine."
         )

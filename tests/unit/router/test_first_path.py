@@ -30,6 +30,7 @@ async def test_a_stream_is_passed_on_without_our_frame(make_cluster: Any) -> Non
     assert answer.text == "Hello there"
     assert answer.events[-1] == "[DONE]"
     assert b"kv_transfer_params" not in answer.body
+    assert cluster.metric("ttft_seconds_count", api="chat") == 1
 
 
 async def test_the_second_turn_hands_the_reference_to_prefill_once(make_cluster: Any, tools: Any) -> None:
