@@ -58,7 +58,7 @@ test: lint types imports docs test-fast test-e2e ## Everything that must be gree
 
 test-fast: ## Unit and contract tests; no engines
 	@.make/setup.sh $(VENV) any
-	$(BIN)/pytest -q -m "not engine and not hardware and not infra and not image" --durations=5 $(ARGS)
+	$(BIN)/pytest -q -n 2 --dist worksteal -m "not engine and not hardware and not infra and not image" --durations=5 $(ARGS)
 
 test-e2e: setup ## Tests that start real vLLM engines
 	$(BIN)/pytest -q -m engine --timeout=600 --durations=10 tests/e2e tests/chaos $(ARGS)

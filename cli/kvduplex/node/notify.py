@@ -11,6 +11,7 @@ __all__ = ["Notifier", "SharedNotifier"]
 
 _MICROSECONDS = 1_000_000
 _PATIENCE_S = 5.0
+"""Linux queues about ten datagrams a socket; systemd takes them in milliseconds, unless the machine is overloaded."""
 
 
 class Notifier:
@@ -62,7 +63,7 @@ class Notifier:
             contextlib.suppress(OSError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock,
         ):
-            sock.setblocking(False)
+            sock.settimeout(_PATIENCE_S)
             sock.sendto(message.encode(), target)
 
 
