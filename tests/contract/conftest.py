@@ -236,7 +236,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "shared" in metafunc.fixturenames:
         wanted = getattr(metafunc.module, "TRANSPORTS", "first")
         cases = [case for case in _cases() if _wants(wanted, case)]
-        metafunc.parametrize("shared", cases, indirect=True, ids=lambda case: case.id, scope="session")
+        metafunc.parametrize("shared", cases, indirect=True, ids=lambda case: case.id, scope="module")
 
 
 def _wants(wanted: str, case: Case) -> bool:
@@ -263,9 +263,9 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     process.end()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared(request: pytest.FixtureRequest, zygote: Zygote) -> Iterator[Opened]:
-    """The case under test, for agents that live as long as the session."""
+    """The case under test, for agents that a module shares: an idle one costs a tenth of a core."""
     with contextlib.ExitStack() as stack:
         yield Opened(request.param, request.param.load(), zygote, stack)
 
@@ -277,19 +277,19 @@ def opened(shared: Opened) -> Iterator[Opened]:
         yield Opened(shared.case, shared.backend, shared.zygote, stack)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def reader(shared: Opened) -> TransferAgent:
     """An agent that reads; tests must leave it as they found it."""
     return shared.agent("reader")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def owner(shared: Opened) -> TransferAgent:
     """An agent that is read from; tests must leave it as they found it."""
     return shared.agent("owner")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def remote(shared: Opened) -> PeerProcess:
     """A peer in another process, which no test may harm."""
     return shared.peer_process("remote", size=8 << 20, seed=7)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from kvduplex_transfer.nixlwheel import import_nixl
 from kvduplex_transfer.opening import open_over_host_memory
 
 WAIT_S = 20.0
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Program:
@@ -83,9 +85,15 @@ def serve(connection: socket.socket) -> None:
                 lines.write(json.dumps({"result": program.answer(json.loads(line))}) + "\n")
 
 
+def end_with_parent() -> None:
+    """Have the kernel end this process when its parent ends: a frozen one could not notice by itself."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(path: str) -> None:
     with contextlib.suppress(ImportError):  # imported, not opened: NIXL's threads must not exist before the fork
         import_nixl()
+    end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -95,6 +103,7 @@ def main(path: str) -> None:
         while True:
             connection, _ = listener.accept()
             if os.fork() == 0:
+                end_with_parent()
                 listener.close()
                 serve(connection)
                 os._exit(0)
