@@ -6,17 +6,21 @@ interface stands here with the reason, so that a new version is checked by readi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import json
 import logging
 import queue
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Final
 
 from kvduplex_transfer.leases.errors import LeaseConfigError
+from kvduplex_transfer.progress import resting_progress
 
 __all__ = [
     "NOTICE_PREFIX",
@@ -24,6 +28,7 @@ __all__ = [
     "check_version",
     "engine_version",
     "fingerprint",
+    "resting_agent",
     "scheduler_wakeup",
     "share_logging",
     "source_sizes",
@@ -64,6 +69,20 @@ def check_version(version: str) -> None:
             f"vLLM {version}: kvduplex_connector supports {low_major}.{low} to {high_major}.{high}; install one of "
             "these, or serve with the stock NixlConnector"
         )
+
+
+def resting_agent(worker: bool, extra_config: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Within it, the base connector's worker creates a NIXL agent whose progress thread does not take a core.
+
+    Args:
+        worker: Whether this process creates one.
+        extra_config: ``kv_connector_extra_config``; ``backends`` names NIXL's backends, UCX when absent.
+    """
+    if not worker or list(extra_config.get("backends", ["UCX"])) != ["UCX"]:
+        return contextlib.nullcontext()
+    # By vLLM's own name for it: it sets UCX's environment before the first import of NIXL.
+    nixl_utils = importlib.import_module("vllm.distributed.nixl_utils")
+    return resting_progress(nixl_utils.NixlWrapper)
 
 
 def fingerprint(vllm_config: Any, kv_cache_config: Any) -> bytes:

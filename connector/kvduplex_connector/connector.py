@@ -36,8 +36,10 @@ class LeasedConnector(SchedulerLeases, WorkerLeases):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         compat.share_logging()
         compat.check_version(compat.engine_version())
-        settings = LeaseSettings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
-        super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        settings = LeaseSettings.parse(extra)
+        with compat.resting_agent(role == KVConnectorRole.WORKER, extra):
+            super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]
         if role == KVConnectorRole.SCHEDULER:
             self._set_up_scheduler(settings)
         else:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvduplex.folders import Folders
+from kvduplex.supervise.affinity import confine
 from kvduplex.tinymodel import SIZES, ensure_model
 from kvduplex_bench.cluster import free_ports
 from kvduplex_bench.scrape import Reading, scrape
@@ -68,6 +69,7 @@ class Engine:
             if self.process.poll() is not None:
                 raise AssertionError(f"{self.plan.name} ended while starting:\n{self.tail()}")
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.plan.url}/health", timeout=5):
+                confine(self.process.pid, {int(core) for core in self.plan.environment["GOMP_CPU_AFFINITY"].split()})
                 return
             time.sleep(0.25)
         raise AssertionError(f"{self.plan.name} was not ready within {START_TIMEOUT_S:.0f} s:\n{self.tail()}")

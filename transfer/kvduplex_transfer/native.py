@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -26,6 +27,7 @@ from kvduplex_transfer.errors import (
 from kvduplex_transfer.interface import AgentFacts, MemoryRegion, MemoryType, NixlSettings
 from kvduplex_transfer.nixl_errors import nixl_call
 from kvduplex_transfer.nixlwheel import import_nixl
+from kvduplex_transfer.progress import resting_progress
 
 __all__ = ["NativeAgent", "NativeRead"]
 
@@ -86,7 +88,8 @@ class NativeAgent:
         config = api.nixl_agent_config(
             enable_prog_thread=self._settings.prog_thread, num_threads=self._settings.num_threads, backends=[]
         )
-        with nixl_call(f"create NIXL agent {self._name!r}", _NO_PLUGIN):
+        rest = resting_progress(api.nixl_agent) if set(self._settings.backends) == {"UCX"} else contextlib.nullcontext()
+        with nixl_call(f"create NIXL agent {self._name!r}", _NO_PLUGIN), rest:
             self._agent = api.nixl_agent(self._name, config)
         for backend, parameters in self._settings.backends.items():
             self._start_backend(backend, parameters)
