@@ -24,7 +24,7 @@ def _group() -> None:
 
 @app.command()
 def make(
-    size: Annotated[str, typer.Option(help="tiny (2 MB) or 85m (340 MB).")] = "tiny",
+    size: Annotated[str, typer.Option(help="tiny (2 MB), 20m (90 MB) or 85m (340 MB).")] = "tiny",
     cache: Annotated[Path | None, typer.Option(help="Cache folder; default: $XDG_CACHE_HOME/kvduplex.")] = None,
 ) -> None:
     """Generate a random Qwen3 in the cache folder, unless it is there already, and print its folder."""

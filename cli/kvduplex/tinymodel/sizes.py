@@ -70,6 +70,24 @@ _TINY = ModelSize(
     },
 )
 
+_20M = ModelSize(
+    name="20m",
+    version=1,
+    layers=8,
+    hidden=512,
+    heads=4,
+    kv_heads=2,
+    head_dim=32,
+    intermediate=1536,
+    max_tokens=32_768,
+    sha256={
+        "config.json": "4e70310dda6844e647b487118010ab3c703b5ca3ca006d744009e90b772eb056",
+        "generation_config.json": "f27b886d0c983584c907bf89da247069e67b5b9dd26da647e3f36f9d8a6a2850",
+        "model.safetensors": "5451f61ade7dfacf1a3c2a93048601e7f57005948b972c9bbe3805dbb1e49435",
+        **_TOKENIZER_SHA256,
+    },
+)
+
 _85M = ModelSize(
     name="85m",
     version=1,
@@ -88,4 +106,4 @@ _85M = ModelSize(
     },
 )
 
-SIZES: Mapping[str, ModelSize] = {size.name: size for size in (_TINY, _85M)}
+SIZES: Mapping[str, ModelSize] = {size.name: size for size in (_TINY, _20M, _85M)}

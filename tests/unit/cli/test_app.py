@@ -97,7 +97,7 @@ def test_version_is_printed_both_ways(short_folder: Path) -> None:
         (["serve", "cpu", "--set", "nonsense"], "--set nonsense: write KEY=VALUE"),
         (["serve", "cpu", "--port", "8100"], "port 8100 is wanted by prefill-0 (http) and router (http)"),
         (["serve", "cpu", "--prefill", "0"], "--prefill"),
-        (["model", "make", "--size", "huge"], "--size huge: unknown; choose one of tiny, 85m"),
+        (["model", "make", "--size", "huge"], "--size huge: unknown; choose one of tiny, 20m, 85m"),
         (["doctor", "--backend", "abacus"], "--backend abacus: unknown; installed are"),
     ],
 )
