@@ -149,7 +149,8 @@ def _valued_flags(options: EngineOptions) -> tuple[tuple[str, object], ...]:
 
 def _switches(options: EngineOptions) -> list[str]:
     # Logged requests would carry prompts, so the switch is spelled out instead of trusting a default.
-    switches = ["--no-enable-log-requests"]
+    # Without the details an engine's usage does not say how much of a prompt was cached.
+    switches = ["--no-enable-log-requests", "--enable-prompt-tokens-details"]
     if options.enforce_eager:
         switches.append("--enforce-eager")
     if options.prefix_caching is not None:

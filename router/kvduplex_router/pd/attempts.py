@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from kvduplex_router.fleet.engine import Engine
 from kvduplex_router.pd.hop import HopFailedError
 from kvduplex_router.pd.request import TurnRequest
 from kvduplex_router.pd.usage import PromptUsage
@@ -38,6 +39,10 @@ class Attempts:
             self.failed.add(error.engine.name)
         self.stale = self.stale or error.stale
         self.last = error
+
+    def forgive(self, engine: Engine) -> None:
+        """What failed was perhaps not the engine's fault, and will not be tried again in the same way."""
+        self.failed.discard(engine.name)
 
     def context(self, preferred: str | None = None) -> PickContext:
         """What the next choice depends on."""

@@ -168,6 +168,8 @@ class TurnRunner:
             prefilled = await self._prefill.run(request, seat.engine, params, resend=fresh)
         except HopFailedError as error:
             self._failed("prefill", request, error, tried)
+            if not fresh and error.reason == "status":
+                tried.forgive(error.engine)  # the read may have failed, not the engine: it may compute instead
             return None
         finally:
             seat.leave()

@@ -66,6 +66,30 @@ async def test_r1_anything_else_does_not(make_cluster: Any, tools: Any, change: 
     assert refused == (0 if change == "model" else 1)  # another model is another conversation
 
 
+async def test_a_read_that_fails_is_computed_by_the_same_engine_instead(make_cluster: Any, tools: Any) -> None:
+    cluster = await make_cluster()
+    await first_turn(cluster)
+    serve = cluster.p.handler
+
+    async def cannot_read(request: Any) -> None:
+        if handed(cluster):
+            await request.reply({"error": {"message": "KV load failure", "code": 500}}, 500)
+        else:
+            await serve(request)
+
+    cluster.p.handler = cannot_read
+    answer = await cluster.client.chat(turn(tools, FIRST, ANSWER, "more"), conversation_id="c")
+    assert (answer.status, answer.headers["x-kvduplex-plan"]) == (200, "recompute")
+    assert [("remote_request_id" in body["kv_transfer_params"]) for body in cluster.p.bodies] == [False, True, False]
+
+
+async def test_an_engine_that_fails_without_a_reference_is_not_asked_twice(make_cluster: Any) -> None:
+    cluster = await make_cluster()
+    cluster.p.handler = lambda request: request.reply({"error": {"message": "out of order", "code": 500}}, 500)
+    assert (await cluster.client.chat(conversation_id="c")).status >= 500
+    assert len(cluster.p.bodies) == 1
+
+
 async def test_r1_openai_clients_send_null_fields_back(make_cluster: Any, tools: Any) -> None:
     cluster = await make_cluster()
     await first_turn(cluster)

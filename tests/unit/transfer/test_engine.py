@@ -39,7 +39,7 @@ def test_the_whole_command_of_a_stock_engine() -> None:
         *("--model", "/models/m", "--served-model-name", "m", "--host", "127.0.0.1", "--port", "8200"),
         *("--tensor-parallel-size", "1", "--dtype", "float32", "--seed", "0", "--block-size", "32"),
         *("--max-model-len", "4096", "--kv-cache-memory-bytes", "1073741824"),
-        *("--no-enable-log-requests", "--enforce-eager", "--enable-prefix-caching"),
+        *("--no-enable-log-requests", "--enable-prompt-tokens-details", "--enforce-eager", "--enable-prefix-caching"),
         *("--middleware", "kvduplex_connector.stream_params.StreamParams"),
         "--kv-transfer-config",
         (
