@@ -38,7 +38,8 @@ def test_the_whole_plan_of_a_pair() -> None:
     assert before == (
         "python -m vllm.entrypoints.openai.api_server --model /models/tiny --host 127.0.0.1 --port 8200 "
         "--tensor-parallel-size 1 --dtype float32 --seed 0 --block-size 32 --max-model-len 4096 "
-        "--kv-cache-memory-bytes 1073741824 --no-enable-log-requests --enable-prompt-tokens-details --enforce-eager --enable-prefix-caching"
+        "--kv-cache-memory-bytes 1073741824 --no-enable-log-requests --enable-prompt-tokens-details --enforce-eager"
+        " --enable-prefix-caching"
     )
     assert after.endswith(" --distributed-executor-backend vllm.v1.executor.uniproc_executor.UniProcExecutor")
     assert decode.environment == {
