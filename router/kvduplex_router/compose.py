@@ -25,8 +25,10 @@ from kvduplex_router.clock import Clock
 from kvduplex_router.config import AuthConfig, Reuse, RouterConfig
 from kvduplex_router.conversations.conversations import Conversations
 from kvduplex_router.conversations.leases import LeaseKeeper, LeaseService
-from kvduplex_router.conversations.ledger import Ledger, LocalLedger
+from kvduplex_router.conversations.ledger import Ledger, LocalLedger, OwnLedger
+from kvduplex_router.conversations.shared import SharedLedger
 from kvduplex_router.conversations.store import MemoryStore
+from kvduplex_router.conversations.valkey import ValkeyStore
 from kvduplex_router.fleet.fleet import Fleet, build_fleet
 from kvduplex_router.fleet.health import HealthProber
 from kvduplex_router.http.request import forwardable
@@ -173,16 +175,27 @@ def compose(
 
 @dataclass(frozen=True, slots=True)
 class LedgerService:
-    """A ledger and the work that keeps it true."""
+    """A ledger and the work that keeps it true.
 
-    ledger: LocalLedger
+    Attributes:
+        ledger: What turns ask.
+        keeper: Who renews leases.
+        local: What of it is in this process.
+        shared: What of it other routers see, when there are others.
+    """
+
+    ledger: OwnLedger
     keeper: LeaseKeeper
+    local: LocalLedger
+    shared: SharedLedger | None = None
 
     async def run(self) -> None:
         """Renew, release and sweep until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.keeper.run())
-            group.create_task(self.ledger.sweep_forever())
+            group.create_task(self.local.sweep_forever())
+            if self.shared is not None:
+                group.create_task(self.shared.run())
 
 
 def compose_ledger(
@@ -202,7 +215,26 @@ def compose_ledger(
         max_age_s=settings.decoder_kv_blocks_ttl_s,
         clock=clock,
     )
-    return LedgerService(LocalLedger(store=store, keeper=keeper, endpoints=endpoints), keeper)
+    local = LocalLedger(store=store, keeper=keeper, endpoints=endpoints)
+    if config.state.url is None:
+        return LedgerService(local, keeper, local)
+    shared = _shared_ledger(config, config.state.url, local, clock)
+    keeper.also_renew(shared)
+    return LedgerService(shared, keeper, local, shared)
+
+
+def _shared_ledger(config: RouterConfig, url: str, local: LocalLedger, clock: Clock) -> SharedLedger:
+    state, settings = config.state, config.conversations
+    password = None if state.password_env is None else env_secret("state.password_env", state.password_env)
+    store = ValkeyStore(
+        state,
+        password=password,
+        max_age_s=settings.decoder_kv_blocks_ttl_s,
+        renew_every_s=settings.lease_ttl_s / 3,
+    )
+    return SharedLedger(
+        store, local, clock=clock, timeout_s=state.timeout_s, retry_s=state.retry_s, where=url.rpartition("@")[2]
+    )
 
 
 def _engine_headers(config: AuthConfig) -> bytes:

@@ -29,6 +29,7 @@ def config_from_argv(argv: Sequence[str]) -> RouterConfig:
         on_no_prefill=given.on_no_prefill,
         workers=given.workers,
         decoder_kv_blocks_ttl_s=given.decoder_kv_blocks_ttl,
+        state_url=given.state,
     )
 
 
@@ -48,5 +49,8 @@ def _parser() -> argparse.ArgumentParser:
         "--decoder-kv-blocks-ttl", type=float, metavar="SECONDS",
         help="what the decode engines run with: how long they keep a finished turn's blocks (480)",
     )  # fmt: skip
+    parser.add_argument(
+        "--state", metavar="valkey://HOST:PORT/DB", help="share conversations with other routers through this server"
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="processes (1)")
     return parser

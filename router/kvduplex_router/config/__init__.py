@@ -17,6 +17,7 @@ from kvduplex_router.config.sections import (
     TimeoutConfig,
     TlsConfig,
 )
+from kvduplex_router.config.state import StateConfig
 
 __all__ = [
     "AdminConfig",
@@ -29,6 +30,7 @@ __all__ = [
     "OnNoPrefill",
     "Reuse",
     "RouterConfig",
+    "StateConfig",
     "TimeoutConfig",
     "TlsConfig",
     "build_config",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,24 +15,28 @@ from kvduplex_router.errors import ConfigError
 __all__ = ["build_config"]
 
 
-def build_config(
-    file: Path | None = None, /, *, decoder_kv_blocks_ttl_s: float | None = None, **flags: Any
-) -> RouterConfig:
+_SECTION_FLAGS: Final = {
+    "decoder_kv_blocks_ttl_s": ("conversations", "decoder_kv_blocks_ttl_s"),
+    "state_url": ("state", "url"),
+}
+"""Flags that set one key of a section and leave the file's others."""
+
+
+def build_config(file: Path | None = None, /, **flags: Any) -> RouterConfig:
     """Merge a YAML file with flags; a flag that is None or empty leaves the file's value.
 
     Args:
         file: YAML file, or None.
-        decoder_kv_blocks_ttl_s: The key of that name in ``conversations``; the file's when None.
-        **flags: Keys of `RouterConfig`.
+        **flags: Keys of `RouterConfig`, and of `_SECTION_FLAGS`.
 
     Raises:
         ConfigError: The file cannot be read, or the result is not valid.
     """
     document = ConfigDocument.empty() if file is None else ConfigDocument.load(file)
     given = {key: value for key, value in flags.items() if value not in (None, (), [])}
-    if decoder_kv_blocks_ttl_s is not None:
-        section = document.values.get("conversations") or {}
-        given["conversations"] = {**section, "decoder_kv_blocks_ttl_s": decoder_kv_blocks_ttl_s}
+    for flag, (section, key) in _SECTION_FLAGS.items():
+        if flag in given:
+            given[section] = {**(given.get(section) or document.values.get(section) or {}), key: given.pop(flag)}
     try:
         return RouterConfig.model_validate({**document.values, **given})
     except ValidationError as error:

@@ -22,6 +22,7 @@ from kvduplex_router.config.sections import (
     TimeoutConfig,
     TlsConfig,
 )
+from kvduplex_router.config.state import StateConfig
 
 __all__ = ["RouterConfig"]
 
@@ -59,6 +60,7 @@ class RouterConfig(Section):
     auth: AuthConfig = AuthConfig()
     admin: AdminConfig = AdminConfig()
     tls: TlsConfig = TlsConfig()
+    state: StateConfig = StateConfig()
 
     @field_validator("listen")
     @classmethod

@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 import msgspec
 
 from kvduplex_router.clock import Clock
 
-__all__ = ["HeldLease", "LeaseKeeper", "LeaseService"]
+__all__ = ["HeldLease", "LeaseKeeper", "LeaseService", "OtherLeases"]
 
 _log = logging.getLogger("kvduplex.router.leases")
 _RENEWALS_PER_TTL: Final = 3
@@ -61,6 +61,16 @@ class HeldLease(msgspec.Struct, frozen=True):
     endpoint: str
 
 
+class OtherLeases(Protocol):
+    """Leases that several routers keep together."""
+
+    async def due(self) -> Sequence[HeldLease]:
+        """Those that this router is to renew now."""
+
+    async def lost(self, leases: Sequence[str]) -> None:
+        """Their engines no longer hold these of them."""
+
+
 class LeaseKeeper:
     """Renews and releases leases, with one service per endpoint.
 
@@ -81,7 +91,11 @@ class LeaseKeeper:
     ) -> None:
         self._ttl_s = ttl_s
         self._clock = clock
+        self._connect = connect
         self._services = {endpoint: connect(endpoint) for endpoint in endpoints}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._others: OtherLeases | None = None
+        self._period_s = ttl_s / _RENEWALS_PER_TTL
         self._identities: dict[str, str] = {}
         self._held: dict[str, tuple[HeldLease, float]] = {}
         self._lost: OrderedDict[str, None] = OrderedDict()
@@ -92,6 +106,28 @@ class LeaseKeeper:
     def count(self) -> int:
         """Leases being renewed."""
         return len(self._held)
+
+    def also_renew(self, others: OtherLeases) -> None:
+        """Renew those too; asked for twice as often as they fall due, so that none waits a whole period more."""
+        self._others = others
+        self._period_s /= 2
+
+    def open(self, endpoint: str) -> None:
+        """An engine joined the fleet."""
+        if endpoint not in self._services:
+            self._services[endpoint] = self._connect(endpoint)
+
+    def shut(self, endpoint: str) -> None:
+        """An engine left the fleet: what it held is its own affair now."""
+        service = self._services.pop(endpoint, None)
+        self._identities.pop(endpoint, None)
+        self._released.pop(endpoint, None)
+        for lease_id in [each for each, (lease, _) in self._held.items() if lease.endpoint == endpoint]:
+            del self._held[lease_id]
+        if service is not None:
+            task = asyncio.get_running_loop().create_task(service.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def identity(self, endpoint: str) -> str | None:
         """Who answers at an endpoint, as it last said; another than before means that its former leases are gone."""
@@ -117,12 +153,10 @@ class LeaseKeeper:
 
     async def run(self) -> None:
         """Renew and release until cancelled; then give everything back, within a second."""
-        if not self._services:
-            return
         try:
             while True:
                 await self.renew_all()
-                await self._release_until(self._clock() + self._ttl_s / _RENEWALS_PER_TTL)
+                await self._release_until(self._clock() + self._period_s)
         finally:
             await self._goodbye()
 
@@ -137,6 +171,9 @@ class LeaseKeeper:
                 due[lease.endpoint].append(lease.id)
         if not self._held:
             self._held = {}  # an emptied one keeps the room of its largest day
+        if self._others is not None:
+            for lease in await self._others.due():
+                due.setdefault(lease.endpoint, []).append(lease.id)
         await asyncio.gather(*(self._renew(endpoint, ids) for endpoint, ids in due.items()))
 
     async def release_all(self) -> None:
@@ -153,16 +190,21 @@ class LeaseKeeper:
                     await self._wake.wait()
 
     async def _renew(self, endpoint: str, ids: list[str]) -> None:
-        service = self._services[endpoint]
+        service = self._services.get(endpoint)
+        if service is None:  # its engine left the fleet a moment ago
+            return
         try:
             self._identities[endpoint] = (await service.hello()).engine_id
             alive = await service.renew(ids, self._ttl_s) if ids else frozenset()
         except Exception as error:  # noqa: BLE001 - a task boundary; the engine's own table stays the truth
             _log.warning("renewing %d leases at %s failed: %s", len(ids), endpoint, error)
             return
-        for lease_id in ids:
-            if lease_id not in alive and self._held.pop(lease_id, None) is not None:
+        gone = [lease_id for lease_id in ids if lease_id not in alive]
+        for lease_id in gone:
+            if self._held.pop(lease_id, None) is not None:
                 self._lose(lease_id)
+        if gone and self._others is not None:
+            await self._others.lost(gone)
 
     async def _release(self, endpoint: str, ids: list[str]) -> None:
         service = self._services.get(endpoint)
@@ -187,3 +229,4 @@ class LeaseKeeper:
                 await self.release_all()
         for service in self._services.values():
             await service.close()
+        await asyncio.gather(*self._closing, return_exceptions=True)

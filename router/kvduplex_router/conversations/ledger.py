@@ -17,7 +17,7 @@ from kvduplex_router.conversations.reference import Reference
 from kvduplex_router.conversations.store import MemoryStore
 from kvduplex_router.memory import trim_memory
 
-__all__ = ["Fate", "Ledger", "LocalLedger", "Taken"]
+__all__ = ["Fate", "Ledger", "LocalLedger", "OwnLedger", "Taken"]
 
 _MANY: Final = 10_000
 
@@ -53,6 +53,16 @@ class Ledger(Protocol):
         """What is held, by metric name."""
 
 
+class OwnLedger(Ledger, Protocol):
+    """A ledger kept by the process that asks, whose engines come and go."""
+
+    def counts_now(self) -> Mapping[str, float]:
+        """`counts` without a wait."""
+
+    def set_endpoint(self, engine: str, endpoint: str | None) -> None:
+        """An engine came with that lease endpoint, or left."""
+
+
 class LocalLedger:
     """A ledger in this process.
 
@@ -65,7 +75,20 @@ class LocalLedger:
     def __init__(self, *, store: MemoryStore, keeper: LeaseKeeper, endpoints: Mapping[str, str]) -> None:
         self._store = store
         self._keeper = keeper
-        self._endpoints = endpoints
+        self._endpoints = dict(endpoints)
+
+    def endpoint(self, engine: str) -> str | None:
+        """Lease endpoint of an engine."""
+        return self._endpoints.get(engine)
+
+    def set_endpoint(self, engine: str, endpoint: str | None) -> None:
+        """An engine came with that lease endpoint, or left."""
+        former = self._endpoints.pop(engine, None)
+        if endpoint is not None:
+            self._endpoints[engine] = endpoint
+            self._keeper.open(endpoint)
+        if former is not None and former not in self._endpoints.values():
+            self._keeper.shut(former)
 
     async def take(self, keys: Sequence[bytes]) -> Taken | None:
         """See `Ledger.take`."""
@@ -76,18 +99,23 @@ class LocalLedger:
         for key in keys:
             reference = self._store.take(key)
             if reference is not None:
-                return Taken(reference, self._fate(reference))
+                return Taken(reference, self.fate(reference))
         return None
 
     def put(self, key: bytes, reference: Reference, keep_s: float) -> None:
         """See `Ledger.put`."""
         endpoint = self._endpoints.get(reference.engine)
         if reference.lease is not None and endpoint is not None:
-            identity = self._keeper.identity(endpoint)
             self._keeper.hold(HeldLease(reference.lease, endpoint), keep_s)
-            reference = msgspec.structs.replace(reference, identity=identity)
-        for displaced in self._store.put(key, reference):
+        for displaced in self._store.put(key, self.stamped(reference)):
             self._give_back(displaced)
+
+    def stamped(self, reference: Reference) -> Reference:
+        """A leased reference with the identity its engine has now, by which a restart will be known."""
+        endpoint = self._endpoints.get(reference.engine)
+        if reference.lease is None or endpoint is None:
+            return reference
+        return msgspec.structs.replace(reference, identity=self._keeper.identity(endpoint))
 
     def release(self, engine: str, lease: str) -> None:
         """See `Ledger.release`."""
@@ -118,7 +146,13 @@ class LocalLedger:
             dropped.clear()
             trim_memory()
 
-    def _fate(self, reference: Reference) -> Fate:
+    def fate(self, reference: Reference, *, lost: bool = False) -> Fate:
+        """What is known of a reference's lease now that the reference is taken; its renewal ends.
+
+        Args:
+            reference: What was taken.
+            lost: Another router knows that the engine dropped it.
+        """
         endpoint = self._endpoints.get(reference.engine)
         if reference.lease is None or endpoint is None:
             return Fate.HELD
@@ -126,7 +160,7 @@ class LocalLedger:
         now = self._keeper.identity(endpoint)
         if None not in (reference.identity, now) and reference.identity != now:
             return Fate.RESTARTED
-        return Fate.HELD if held else Fate.LOST
+        return Fate.HELD if held and not lost else Fate.LOST
 
     def _give_back(self, reference: Reference) -> None:
         if reference.lease is not None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Final
 
-from kvduplex_router.conversations.ledger import LocalLedger
+from kvduplex_router.conversations.ledger import OwnLedger
 from kvduplex_router.telemetry.merge import merged
 from kvduplex_router.workers.messages import (
     Collect,
@@ -38,7 +39,7 @@ class Hub:
         ledger: The ledger they share.
     """
 
-    def __init__(self, ledger: LocalLedger) -> None:
+    def __init__(self, ledger: OwnLedger) -> None:
         self._ledger = ledger
         self._workers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,7 +84,7 @@ class Hub:
     def _handle(self, message: FromWorker, writer: asyncio.StreamWriter) -> None:
         match message:
             case Take(number, keys):
-                writer.write(encode(Took(number, self._ledger.take_now(keys))))
+                self._spawn(self._take(number, keys, writer))
             case Put(key, reference, keep_s):
                 self._ledger.put(key, reference, keep_s)
             case Release(engine, lease):
@@ -97,9 +98,15 @@ class Hub:
                 for each in self._workers:
                     each.write(encode(message))
             case Collect(number):
-                task = asyncio.create_task(self._collect(number, writer))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._spawn(self._collect(number, writer))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _take(self, number: int, keys: Sequence[bytes], writer: asyncio.StreamWriter) -> None:
+        writer.write(encode(Took(number, await self._ledger.take(keys))))
 
     async def _collect(self, number: int, writer: asyncio.StreamWriter) -> None:
         texts = await asyncio.gather(*(self._scrape(worker) for worker in list(self._workers)))

@@ -338,6 +338,7 @@ class Cluster:
     decode: list[Engine]
     replicas: list[Engine]
     stop_router: Callable[[], Awaitable[None]]
+    another: Callable[..., Awaitable[Cluster]]
     after_ten: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -385,18 +386,22 @@ async def make_cluster() -> AsyncIterator[ClusterMaker]:
                 role: [{"url": e.url, "name": e.name, **(lease if role == "decode" else {}), **extra(e)} for e in group]
                 for role, group in groups.items()
             }
-            config = build_config(None, **{**configured, "health": {"interval_s": 0.05}, **settings})
             options: dict[str, Any] = {} if clock is None else {"clock": clock}
             if leases is not None:
                 options["lease_service"] = leases
-            router = compose(config, **options)
-            serving = await stack.enter_async_context(contextlib.AsyncExitStack())
-            port = await _serve(serving, router)
-            cluster = Cluster(
-                router, Client(port), groups["prefill"], groups["decode"], groups["engines"], serving.aclose
-            )
-            await eventually(lambda: not router.fleet.missing(), "engines are up")
-            return cluster
+
+            async def another(**more: Any) -> Cluster:
+                """A router over the same engines."""
+                config = build_config(None, **{**configured, "health": {"interval_s": 0.05}, **settings, **more})
+                router = compose(config, **options)
+                serving = await stack.enter_async_context(contextlib.AsyncExitStack())
+                port = await _serve(serving, router)
+                engines = (groups["prefill"], groups["decode"], groups["engines"])
+                cluster = Cluster(router, Client(port), *engines, serving.aclose, another)
+                await eventually(lambda: not router.fleet.missing(), "engines are up")
+                return cluster
+
+            return await another()
 
         yield make
 
