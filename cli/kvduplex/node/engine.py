@@ -10,6 +10,7 @@ from kvduplex.node.config import Backend, NodeConfig, NodeRole
 from kvduplex.node.document import NodeConfigError
 from kvduplex.node.weights import model_folder
 from kvduplex_gpu.backend import GpuBackend, gpu_recipes
+from kvduplex_gpu.options import GpuOptions, Transport
 from kvduplex_neuron.backend import NeuronBackend, neuron_recipes
 from kvduplex_transfer.engine_options import ConnectorKind
 from kvduplex_transfer.errors import ConfigError
@@ -44,13 +45,15 @@ class _HostRecipe:
 
 
 def backend_of(config: NodeConfig, *, interpreter: str) -> TransferBackend:
-    """The backend of this machine's engines.
+    """The backend of this machine's engines, with the transport of their recipe.
 
     Raises:
-        NodeConfigError: The node file names none.
+        NodeConfigError: The node file names none, or a recipe that is unknown or wrong.
     """
     if config.backend is None:
         raise NodeConfigError(f"backend: role {config.role} has no engines; name one of {', '.join(Backend)}")
+    if config.backend is Backend.GPU and config.recipe is not None and config.engine_roles:
+        return GpuBackend(interpreter=interpreter, transport=_transport(config))
     return _BACKENDS[config.backend](interpreter=interpreter)
 
 
@@ -84,6 +87,15 @@ def engine_plan_of(config: NodeConfig, role: Role, *, address: str, interpreter:
     backend = backend_of(config, interpreter=interpreter)
     try:
         return backend.engine_plan(_recipe(config, settings), role)
+    except ConfigError as error:
+        raise NodeConfigError(f"engine.options or recipe: {error}") from error
+
+
+def _transport(config: NodeConfig) -> Transport:
+    role = config.engine_roles[0]
+    try:
+        recipe = gpu_recipes().load(config.recipe or "").overridden(config.engine.options, model=None)
+        return GpuOptions.parse(recipe.options(role), where=f"recipe {recipe.name}, {role}").transport
     except ConfigError as error:
         raise NodeConfigError(f"engine.options or recipe: {error}") from error
 

@@ -11,7 +11,7 @@ import yaml
 
 from kvduplex.node.discovery import Engines
 from kvduplex.node.document import NodeConfigError, parse_node
-from kvduplex.node.engine import LOOPBACK, engine_plan_of
+from kvduplex.node.engine import LOOPBACK, backend_of, engine_plan_of
 from kvduplex.node.routing import check_router_file, router_document
 from kvduplex.node.run_router import engine_urls
 from kvduplex_transfer.interface import EnginePlan, Role
@@ -133,3 +133,23 @@ def test_a_machine_that_runs_everything_routes_to_its_own_engines() -> None:
     found = engine_urls(parse_node(values, where="x"), interpreter="python")
     assert found.prefill == ("http://127.0.0.1:8100",)
     assert found.decode == ("http://127.0.0.1:8200#lease=127.0.0.1:5900",)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "plugin"),
+    [
+        ("qwen3-32b-p5en", {}, "LIBFABRIC"),
+        ("qwen3-8b-two-gpus", {}, "UCX"),
+        ("qwen3-32b-p5en", {"transport": "ucx"}, "UCX"),
+    ],
+)
+def test_a_machine_is_checked_for_the_transport_of_its_recipe(recipe: str, options: Any, plugin: str) -> None:
+    values = {"cluster": "demo", "role": "prefill", "backend": "gpu", "recipe": recipe, "engine": {"options": options}}
+    backend = backend_of(parse_node(values, where="x"), interpreter="python3")
+    assert list(backend.nixl_settings().backends) == [plugin]
+
+
+def test_an_unknown_recipe_is_refused_before_any_check() -> None:
+    values = {"cluster": "demo", "role": "prefill", "backend": "gpu", "recipe": "nothing"}
+    with pytest.raises(NodeConfigError, match="nothing"):
+        backend_of(parse_node(values, where="x"), interpreter="python3")
