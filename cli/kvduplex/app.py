@@ -80,6 +80,12 @@ def bench(context: typer.Context) -> None:
 
 
 @app.command(context_settings=_DELEGATE, add_help_option=False)
+def sim(context: typer.Context) -> None:
+    """Start simulated engines: vLLM's interfaces and timing without a model."""
+    _load("kvduplex.sim_command", "app", extra="bench")(args=context.args, prog_name="kvduplex sim")
+
+
+@app.command(context_settings=_DELEGATE, add_help_option=False)
 def model(context: typer.Context) -> None:
     """Generate models with random weights."""
     _load("kvduplex.model_command", "app", extra="engine-cpu")(args=context.args, prog_name="kvduplex model")
