@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from importlib import import_module
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from kvduplex_bench.errors import BenchError
 from kvduplex_transfer.blocks import DescriptorArray
 from kvduplex_transfer.interface import MemoryRegion, MemoryType, NixlSettings
+from kvduplex_transfer.progress import resting_progress
 
 __all__ = ["DirectAgent"]
 
@@ -30,7 +32,10 @@ class DirectAgent:
         config = api.nixl_agent_config(
             enable_prog_thread=settings.prog_thread, num_threads=settings.num_threads, backends=[]
         )
-        self._agent: Any = api.nixl_agent(name, config)
+        # As the interface does it: a thread that spins would take the core that the other arm's peer needs.
+        rest = resting_progress(api.nixl_agent) if set(settings.backends) == {"UCX"} else contextlib.nullcontext()
+        with rest:
+            self._agent: Any = api.nixl_agent(name, config)
         for backend, parameters in settings.backends.items():
             self._agent.create_backend(backend, dict(parameters))
         self._memory = region.memory_type
