@@ -1,0 +1,1 @@
+"""What engines say about their KV caches, and the index of it."""
