@@ -224,8 +224,10 @@ def _process(argv: list[str], port: int) -> Iterator[psutil.Process]:
         _wait_for(process, port)
         yield process
     finally:
-        family = [*process.children(recursive=True), process]
-        process.terminate()
+        family = [process]
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself, and `_wait_for` says so
+            family += process.children(recursive=True)
+            process.terminate()
         _, alive = psutil.wait_procs(family, timeout=10)
         for member in alive:
             member.kill()
