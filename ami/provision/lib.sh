@@ -116,7 +116,9 @@ trusted_key() {
     rm -rf "$home"
     die "$1 holds the key ${seen:-(none)}, expected $expected; do not go on before the vendor's documentation confirms a new key"
   fi
-  gpg --homedir "$home" --batch --yes --dearmor --output "$home/keyring" <"$1"
+  # Imported and exported, because vendors publish keys in binary form and in ASCII armour.
+  gpg --homedir "$home" --batch --quiet --import "$1"
+  gpg --homedir "$home" --batch --export "$expected" >"$home/keyring"
   copy_file "$home/keyring" "$3" 0644
   rm -rf "$home"
 }

@@ -32,6 +32,8 @@ def _files(names: Names, role: str) -> dict[str, Any]:
         "file_path": "/var/log/kvduplex/*.log",
         "log_group_name": names.log_group(role),
         "log_stream_name": "{instance_id}",
+        # Without it the agent sends the file that was written last, and no other that matches.
+        "publish_multi_logs": True,
         "timezone": "UTC",
     }
 

@@ -108,7 +108,7 @@ def _model(cluster: Cluster) -> Model:
 
 def _everyone(cluster: Cluster, role: str, names: Names) -> dict[str, Any]:
     return {
-        "logging": Logging(log_group=names.log_group(role)),
+        "logging": Logging(log_group=names.log_group(role), agent_parameter=names.agent_parameter(role)),
         "drain": Drain(
             timeout_s=cluster.drain.timeout_s,
             lifecycle_hook=names.terminate_hook(role),

@@ -12,6 +12,7 @@ import typer
 from kvduplex.console import note, say
 from kvduplex.errors import PreflightError, UsageError
 from kvduplex.node.aws import session
+from kvduplex.node.cloudwatch import start_cloudwatch_agent
 from kvduplex.node.config import NODE_FILE, NodeConfig
 from kvduplex.node.document import NodeConfigError, load_node
 from kvduplex.node.machine import Machine
@@ -71,6 +72,12 @@ def activate(file: NodeFile = Path(NODE_FILE)) -> None:
     if done.returncode:
         raise PreflightError(f"systemctl start {' '.join(units)} failed with status {done.returncode}")
     say(f"started {', '.join(units)}")
+
+
+@app.command()
+def cloudwatch(file: NodeFile = Path(NODE_FILE)) -> None:
+    """Start the CloudWatch agent with the configuration that the node file names, if it names one."""
+    start_cloudwatch_agent(_load(file), report=say)
 
 
 @app.command()

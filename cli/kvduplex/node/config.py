@@ -222,6 +222,8 @@ class Logging(_Section):
     folder: AbsolutePath = "/var/log/kvduplex"
     log_group: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_/.#-]{1,512}$")] | None = None
     """CloudWatch log group that the agent ships the folder to."""
+    agent_parameter: Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9_./-]{1,1000}$")] | None = None
+    """SSM parameter with the CloudWatch agent's configuration; the agent is not started without."""
 
 
 class Drain(_Section):

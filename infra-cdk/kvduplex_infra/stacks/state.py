@@ -17,7 +17,9 @@ __all__ = ["StateStack"]
 
 _USER = "kvduplex-router"
 # Everything the routers need and nothing an intruder would want: no administration, no keys of others.
-_ACCESS = "on ~kvduplex:* &kvduplex:* -@all +@read +@write +@keyspace +@scripting +@connection +@pubsub +time -@dangerous"
+_ACCESS = (
+    "on ~kvduplex:* &kvduplex:* -@all +@read +@write +@keyspace +@scripting +@connection +@pubsub +time -@dangerous"
+)
 _PASSWORD_LENGTH = 64
 
 

@@ -150,7 +150,7 @@ def test_the_units_are_understood_by_systemd(image: Path) -> None:
         "kvduplex-node.service",
         "kvduplex-agent.service",
         "kvduplex-neuron-monitor.service",
-        "kvduplex-agent.service",
+        "kvduplex-cloudwatch.service",
         "kvduplex-engine@prefill.service",
         "kvduplex-router.service",
     ]

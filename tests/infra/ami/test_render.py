@@ -70,6 +70,9 @@ def test_every_shipped_recipe_is_valid_and_named_for_its_flavour(path: Path) -> 
         ("cuda", {"engine": {}}, "engine.requirements: name a file of pinned packages"),
         ("neuron", {"neuron": {"packages": ["aws-neuronx-dkms"]}}, "neuron.packages.0: String should match"),
         ("neuron", {"efa": {"installer_version": "latest"}}, "efa.installer_version: String should match"),
+        ("cpu", {"cloudwatch_agent": {}}, "cloudwatch_agent.version: Field required"),
+        ("cpu", {"cloudwatch_agent": {"version": "latest"}}, "cloudwatch_agent.version: String should match"),
+        ("cpu", {"cloudwatch_agent": {"version": "1.300072.0"}}, "cloudwatch_agent.version: String should match"),
         ("neuron", {"efa": {"installer_version": "1.50.0", "url": "http://x.org"}}, "efa.url: String should match"),
     ],
 )
@@ -89,6 +92,18 @@ def test_the_published_key_fingerprints_are_what_layers_check() -> None:
     assert settings["EFA_KEY_FINGERPRINT"] == "4E9091BCBB97A96B26B15E59A05480B1DD2D3CCC"
     assert settings["NEURON_KEY_FINGERPRINT"] == "00FA2C1079260870A76D2C285749CAD8646D9185"
     assert settings["NEURON_PACKAGES"] == "parent"
+    assert settings["CLOUDWATCH_AGENT_KEY_FINGERPRINT"] == "937616F3450B7D806CBD9725D58167303B789C72"
+    assert "CLOUDWATCH_AGENT_SHA256" not in settings
+
+
+@pytest.mark.parametrize("flavour", ["cpu", "neuron", "cuda"])
+def test_the_cloudwatch_agent_is_a_layer_of_images_that_ask_for_it(flavour: str) -> None:
+    recipe = recipe_of(flavour)
+    parts = [part.name for part in components(recipe, bundle_url=BUNDLE_URL, bundle_sha256=SHA)]
+    assert f"kvduplex-{flavour}-cloudwatch" in parts
+    without = recipe.model_copy(update={"cloudwatch_agent": None})
+    assert [layer for layer in recipe.layers if layer not in without.layers] == ["cloudwatch"]
+    assert not [key for key in without.settings(parent_image=PARENT) if "CLOUDWATCH" in key]
 
 
 @pytest.mark.parametrize("flavour", ["cpu", "neuron", "cuda"])
@@ -174,7 +189,7 @@ def test_the_template_runs_every_layer_in_order_and_seals_last() -> None:
     template = packer_template(recipe_of("neuron"), parent_image=PARENT, bundle="b.tar.gz", bundle_sha256=SHA)
     steps = [str(step) for step in template["build"][0]["provisioner"]]
     order = [re.search(r"run\.sh (\w+)", step) for step in steps]
-    assert [match[1] for match in order if match] == ["base", "efa", "neuron", "kvduplex", "seal"]
+    assert [match[1] for match in order if match] == ["base", "efa", "cloudwatch", "neuron", "kvduplex", "seal"]
     source = template["source"]["amazon-ebs"]["kvduplex"]
     assert source["ssh_interface"] == "session_manager"
     assert source["encrypt_boot"]

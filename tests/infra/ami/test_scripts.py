@@ -10,7 +10,7 @@ import pytest
 
 AMI = Path(__file__).parents[3] / "ami"
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
-LAYERS = ("base", "efa", "neuron", "cuda", "cpu", "kvduplex", "seal")
+LAYERS = ("base", "efa", "cloudwatch", "neuron", "cuda", "cpu", "kvduplex", "seal")
 
 
 def shell(script: str, *, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -357,6 +357,32 @@ def test_a_budget_counts_the_clusters_tag(assembly: Templates) -> None:
     assert len(values["NotificationsWithSubscribers"]) == 2
 
 
+def test_machines_are_told_the_agents_configuration_that_their_stack_writes_and_may_read_it(
+    assembly: Templates,
+) -> None:
+    p5en = assembly("p5en")
+    written = {
+        resource.properties["Name"]: json.loads(plain(resource.properties["Value"]))
+        for resource in p5en.resources("AWS::SSM::Parameter")
+    }
+    readable = {
+        plain(statement["Resource"]).partition(":parameter")[2]
+        for policy in p5en.resources("AWS::IAM::Policy")
+        for statement in policy.properties["PolicyDocument"]["Statement"]
+        if statement["Action"] == "ssm:GetParameter"
+    }
+    for role in ("prefill", "decode", "router"):
+        text = plain(launch_data(p5en, role)["UserData"]["Fn::Base64"])
+        node = load_node(yaml.safe_load(text.replace("<ref>", "x"))["write_files"][0]["content"])
+        parameter = node.logging.agent_parameter
+        assert parameter == f"/kvduplex/kvduplex-p5en/cloudwatch-agent/{role}"
+        assert parameter in readable
+        (files,) = written[parameter]["logs"]["logs_collected"]["files"]["collect_list"]
+        assert files["publish_multi_logs"] is True
+        assert files["log_group_name"] == node.logging.log_group
+        assert ("nvidia_gpu" in written[parameter]["metrics"]["metrics_collected"]) == (role != "router")
+
+
 def test_every_resource_that_can_be_is_tagged(assembly: Templates) -> None:
     for kind in (TEMPLATE, GROUP, "AWS::EC2::VPC", "AWS::SecretsManager::Secret", "AWS::S3::Bucket"):
         for resource in assembly("trn2").resources(kind):
