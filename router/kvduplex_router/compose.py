@@ -24,13 +24,18 @@ from kvduplex_router.api.view import FleetView, LocalView
 from kvduplex_router.clock import Clock
 from kvduplex_router.config import AuthConfig, Reuse, RouterConfig
 from kvduplex_router.conversations.conversations import Conversations
+from kvduplex_router.conversations.endpoints import LedgerTarget
 from kvduplex_router.conversations.leases import LeaseKeeper, LeaseService
 from kvduplex_router.conversations.ledger import Ledger, LocalLedger, OwnLedger
 from kvduplex_router.conversations.shared import SharedLedger
 from kvduplex_router.conversations.store import MemoryStore
 from kvduplex_router.conversations.valkey import ValkeyStore
-from kvduplex_router.fleet.fleet import Fleet, build_fleet
+from kvduplex_router.fleet.discovery.build import build_sources
+from kvduplex_router.fleet.discovery.watch import Discovery
+from kvduplex_router.fleet.engine import EngineRole
+from kvduplex_router.fleet.fleet import EngineMaker, Fleet
 from kvduplex_router.fleet.health import HealthProber
+from kvduplex_router.fleet.members import CONFIG, FleetTarget, Member, Members, Target, configured
 from kvduplex_router.http.request import forwardable
 from kvduplex_router.http.watchdog import Watchdog
 from kvduplex_router.pd.attempts import Accounts
@@ -44,7 +49,7 @@ from kvduplex_router.routing.picker import LeastInFlight
 from kvduplex_router.telemetry.metrics import Metrics
 from kvduplex_transfer.leases.client import AsyncLeaseClient
 
-__all__ = ["LedgerService", "Router", "compose", "compose_ledger"]
+__all__ = ["LedgerService", "Router", "compose", "compose_ledger", "compose_members"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,7 @@ class Router:
         admin: The one to serve on the operators' own listener, when there is one.
         app: The FastAPI application inside it.
         fleet: Its engines.
+        members: Who belongs to them.
         metrics: Its instruments.
         prober: Who probes the engines.
         protocol: uvicorn's ``http`` setting.
@@ -65,6 +71,7 @@ class Router:
     admin: Front | None
     app: FastAPI
     fleet: Fleet
+    members: Members
     metrics: Metrics
     prober: HealthProber
     protocol: Any
@@ -90,9 +97,13 @@ def compose(
     watchdog = Watchdog()
     engine_headers = _engine_headers(config.auth)
     admin_key = None if config.admin.key_env is None else env_secret("admin.key_env", config.admin.key_env)
-    fleet = build_fleet(config, watchdog=watchdog, clock=clock)
+    fleet = Fleet()
+    make = EngineMaker(config, watchdog=watchdog, clock=clock)
+    members, discovery = compose_members(config, FleetTarget(fleet, make))
     settings = config.conversations
     local = None if ledger is not None else compose_ledger(config, clock=clock, lease_service=lease_service)
+    if local is not None:
+        LedgerTarget(config, local.ledger).follow(fleet)
     kept = local.ledger if local is not None else ledger
     assert kept is not None  # noqa: S101 - one of the two
     conversations = Conversations(fleet=fleet, ledger=kept, reuse=config.reuse, config=settings, clock=clock)
@@ -133,12 +144,13 @@ def compose(
             kind, runner=runner, metrics=metrics, watchdog=watchdog, config=config, engine_headers=engine_headers
         )
     prober = HealthProber(fleet, config.health, clock=clock, headers=engine_headers)
+    prober.on_up = admission.seat_free
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(prober.run())]
         if local is not None:
-            tasks.append(asyncio.create_task(local.run()))
+            tasks += [asyncio.create_task(local.run()), asyncio.create_task(discovery.run())]
         try:
             yield
         finally:
@@ -157,11 +169,10 @@ def compose(
         config=config,
         engine_headers=engine_headers,
     )
-    view = fleet_view or LocalView(metrics)
+    view = fleet_view or LocalView(metrics, members)
     operations = operations_router(fleet, view, engine_headers=engine_headers)
-    app = build_app(
-        endpoints=endpoints, routers=(operations, admin_router(fleet, view)), lifespan=lifespan, version=_version()
-    )
+    routers = (operations, admin_router(fleet, members, view))
+    app = build_app(endpoints=endpoints, routers=routers, lifespan=lifespan, version=_version())
     authenticator = load_authenticator(config.auth, clock=clock, workers=config.workers)
     apart = config.admin.listen is not None
     guard = Guard(authenticator, admin_key=admin_key, operators=not apart)
@@ -170,7 +181,7 @@ def compose(
         Front(app, endpoints=endpoints, passthrough=passthrough, guard=each, metrics=metrics)
         for each in (guard, operators)
     )
-    return Router(front, admin if apart else None, app, fleet, metrics, prober, protocol)
+    return Router(front, admin if apart else None, app, fleet, members, metrics, prober, protocol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,16 +217,14 @@ def compose_ledger(
 ) -> LedgerService:
     """Build the ledger of a router; must run inside the event loop that will use it."""
     settings = config.conversations
-    leased = config.reuse in (Reuse.AUTO, Reuse.LEASED)
-    endpoints = {e.name: f"tcp://{e.lease}" for e in config.decode if e.lease is not None} if leased else {}
-    keeper = LeaseKeeper(endpoints=endpoints.values(), ttl_s=settings.lease_ttl_s, clock=clock, connect=lease_service)
+    keeper = LeaseKeeper(ttl_s=settings.lease_ttl_s, clock=clock, connect=lease_service)
     store = MemoryStore(
         max_count=settings.max_count,
         max_bytes=settings.max_bytes,
         max_age_s=settings.decoder_kv_blocks_ttl_s,
         clock=clock,
     )
-    local = LocalLedger(store=store, keeper=keeper, endpoints=endpoints)
+    local = LocalLedger(store=store, keeper=keeper)
     if config.state.url is None:
         return LedgerService(local, keeper, local)
     shared = _shared_ledger(config, config.state.url, local, clock)
@@ -235,6 +244,20 @@ def _shared_ledger(config: RouterConfig, url: str, local: LocalLedger, clock: Cl
     return SharedLedger(
         store, local, clock=clock, timeout_s=state.timeout_s, retry_s=state.retry_s, where=url.rpartition("@")[2]
     )
+
+
+def compose_members(config: RouterConfig, target: Target) -> tuple[Members, Discovery]:
+    """Build the list of who belongs to the fleet, and what looks for more; nothing is looked at yet."""
+
+    def check(member: Member) -> str | None:
+        if config.reuse is Reuse.LEASED and member.role is EngineRole.DECODE and member.config.lease is None:
+            return "reuse is 'leased' and it has no lease endpoint; write URL#lease=HOST:PORT"
+        return None
+
+    members = Members(target, check=check)
+    members.update(CONFIG, configured(config))
+    settings = config.discovery
+    return members, Discovery(build_sources(settings), members, timeout_s=settings.timeout_s)
 
 
 def _engine_headers(config: AuthConfig) -> bytes:

@@ -30,6 +30,9 @@ def config_from_argv(argv: Sequence[str]) -> RouterConfig:
         workers=given.workers,
         decoder_kv_blocks_ttl_s=given.decoder_kv_blocks_ttl,
         state_url=given.state,
+        engines_file=given.engines_file,
+        engines_dns=tuple(given.engines_dns),
+        engines_ec2=tuple(given.engines_ec2),
     )
 
 
@@ -48,6 +51,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--decoder-kv-blocks-ttl", type=float, metavar="SECONDS",
         help="what the decode engines run with: how long they keep a finished turn's blocks (480)",
+    )  # fmt: skip
+    parser.add_argument("--engines-file", metavar="FILE", help="engines listed in a file that may change")
+    parser.add_argument(
+        "--engines-dns", action="append", default=[], metavar="NAME:PORT=ROLE",
+        help="an engine at every address of a name; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--engines-ec2", action="append", default=[], metavar="tag:KEY=VALUE[,asg:NAME][,role=ROLE]",
+        help="engines on EC2 instances with these tags, or of an Auto Scaling group; repeatable",
     )  # fmt: skip
     parser.add_argument(
         "--state", metavar="valkey://HOST:PORT/DB", help="share conversations with other routers through this server"

@@ -10,16 +10,16 @@ from aws_cdk import aws_secretsmanager as secrets
 from constructs import Construct
 
 from kvduplex_infra.cluster.model import Cluster
+from kvduplex_infra.names import STATE_USER
 from kvduplex_infra.stacks.base import ClusterStack
 from kvduplex_infra.stacks.network import NetworkStack
 
-__all__ = ["StateStack"]
+__all__ = ["ACCESS", "StateStack"]
 
-_USER = "kvduplex-router"
-# Everything the routers need and nothing an intruder would want: no administration, no keys of others.
-_ACCESS = (
+ACCESS = (
     "on ~kvduplex:* &kvduplex:* -@all +@read +@write +@keyspace +@scripting +@connection +@pubsub +time -@dangerous"
 )
+"""Everything the routers need and nothing an intruder would want: no administration, no keys of others."""
 _PASSWORD_LENGTH = 64
 
 
@@ -64,8 +64,8 @@ class StateStack(ClusterStack):
             "Router",
             engine="valkey",
             user_id=f"{self.cluster.name}-router",
-            user_name=_USER,
-            access_string=_ACCESS,
+            user_name=STATE_USER,
+            access_string=ACCESS,
             passwords=[self.password.secret_value.unsafe_unwrap()],
         )
         return elasticache.CfnUserGroup(

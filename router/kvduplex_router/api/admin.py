@@ -1,25 +1,52 @@
-"""Operators' endpoints: what the fleet is doing, and taking an engine out of it."""
+"""Operators' endpoints: what the fleet is doing, and who is in it."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, HTTPException
 
 from kvduplex_router.api.view import FleetView
-from kvduplex_router.fleet.engine import Engine
+from kvduplex_router.config import EngineConfig, EngineGroup
+from kvduplex_router.fleet.engine import Engine, EngineRole
 from kvduplex_router.fleet.fleet import Fleet
+from kvduplex_router.fleet.members import Member, Members
 
 __all__ = ["admin_router"]
 
 
-def admin_router(fleet: Fleet, view: FleetView) -> APIRouter:
+class NewEngine(EngineConfig):
+    """An engine to add.
+
+    Attributes:
+        role: What it does.
+    """
+
+    role: EngineGroup
+
+
+def admin_router(fleet: Fleet, members: Members, view: FleetView) -> APIRouter:
     """Routes under ``/admin``."""
     router = APIRouter(prefix="/admin", tags=["admin"])
 
     @router.get("/engines", summary="All engines and their state")
     async def engines() -> list[dict[str, Any]]:
         return [_described(engine) for engine in fleet.engines]
+
+    @router.post("/engines", status_code=201, summary="Add an engine; it is used once it answers its probes")
+    async def add(engine: NewEngine) -> dict[str, Any]:
+        entry = EngineConfig.model_validate(engine.model_dump(exclude={"role"}))
+        refusal = await view.admit(Member.of(EngineRole(engine.role.value), entry))
+        if refusal is not None:
+            raise HTTPException(409, f"engine '{entry.name}' cannot be added: {refusal}")
+        return _described(_found(fleet, entry.name))
+
+    @router.delete("/engines/{name}", summary="Take an engine out, whoever lists it; what it does goes on")
+    async def remove(name: str) -> dict[str, Any]:
+        engine = _found(fleet, name)
+        await view.dismiss(name)
+        return _described(engine)
 
     @router.post("/engines/{name}/drain", summary="Send nothing new to an engine; what it does goes on")
     async def drain(name: str) -> dict[str, Any]:
@@ -33,6 +60,16 @@ def admin_router(fleet: Fleet, view: FleetView) -> APIRouter:
         await view.set_draining(engine, draining=False)
         return _described(engine)
 
+    @router.get("/discovery", summary="Where engines are looked for, and what of it cannot be used")
+    async def discovery() -> dict[str, Any]:
+        roster = members.roster
+        sources = [
+            {"name": name, "engines": len(listed), "error": roster.errors.get(name)}
+            for name, listed in {**{name: [] for name in roster.errors}, **roster.sources}.items()
+        ]
+        refused = [msgspec.to_builtins(each) for each in members.refused]
+        return {"sources": sources, "refused": refused, "removed": roster.hidden}
+
     return router
 
 
@@ -44,13 +81,21 @@ def _found(fleet: Fleet, name: str) -> Engine:
 
 
 def _described(engine: Engine) -> dict[str, Any]:
+    origin = engine.address.origin
+    load = engine.load
     return {
         "name": engine.name,
         "role": engine.role.value,
+        "url": f"{origin.scheme}://{origin.authority}",
+        "source": engine.source,
         "health": engine.health.value,
         "breaker": engine.breaker.state.value,
+        "usable": engine.usable,
         "draining": engine.draining,
+        "shut_because": dict(engine.shut_because),
         "in_flight": engine.in_flight,
         "connections": engine.pool.open_connections,
         "leased": engine.address.lease_endpoint is not None,
+        "traits": None if engine.traits is None else msgspec.to_builtins(engine.traits),
+        "load": None if load is None else {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage},
     }

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
@@ -46,6 +47,7 @@ def build_app(
     for path, endpoint in endpoints.items():
         app.router.routes.append(_raw_route(path, endpoint))
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
     return app
 
 
@@ -127,3 +129,11 @@ async def _http_error(_request: Request, error: Exception) -> Response:
     detail: Any = error.detail if isinstance(error, HTTPException) else "internal error"
     body = {"error": {"message": str(detail), "type": kind, "param": None, "code": status}}
     return Response(orjson.dumps(body), status, media_type="application/json")
+
+
+async def _invalid(_request: Request, error: Exception) -> Response:
+    first = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": (), "msg": str(error)}
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    message = f"{place}{': ' if place else ''}{str(first['msg']).removeprefix('Value error, ')}"
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": place or None, "code": 400}}
+    return Response(orjson.dumps(body), 400, media_type="application/json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvduplex_router.config.build import build_config
+from kvduplex_router.config.discovery import DiscoveryConfig, DnsSource, Ec2Source, EngineGroup
 from kvduplex_router.config.router import RouterConfig
 from kvduplex_router.config.sections import (
     AdminConfig,
@@ -10,10 +11,12 @@ from kvduplex_router.config.sections import (
     BreakerConfig,
     ConversationConfig,
     EngineConfig,
+    EngineEntry,
     HealthConfig,
     LimitConfig,
     OnNoPrefill,
     Reuse,
+    Section,
     TimeoutConfig,
     TlsConfig,
 )
@@ -24,12 +27,18 @@ __all__ = [
     "AuthConfig",
     "BreakerConfig",
     "ConversationConfig",
+    "DiscoveryConfig",
+    "DnsSource",
+    "Ec2Source",
     "EngineConfig",
+    "EngineEntry",
+    "EngineGroup",
     "HealthConfig",
     "LimitConfig",
     "OnNoPrefill",
     "Reuse",
     "RouterConfig",
+    "Section",
     "StateConfig",
     "TimeoutConfig",
     "TlsConfig",

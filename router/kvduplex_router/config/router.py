@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from kvduplex_router.config.addresses import check_host_port
+from kvduplex_router.config.discovery import DiscoveryConfig
 from kvduplex_router.config.sections import (
     AdminConfig,
     AuthConfig,
@@ -61,6 +62,7 @@ class RouterConfig(Section):
     admin: AdminConfig = AdminConfig()
     tls: TlsConfig = TlsConfig()
     state: StateConfig = StateConfig()
+    discovery: DiscoveryConfig = DiscoveryConfig()
 
     @field_validator("listen")
     @classmethod
@@ -79,24 +81,29 @@ def _check_roles(config: RouterConfig) -> None:
     disaggregated = bool(config.prefill or config.decode)
     if disaggregated and config.engines:
         raise ValueError("engines: give either prefill and decode engines or plain engines, not both")
+    if config.discovery.enabled:
+        return
     if disaggregated and not config.prefill:
         raise ValueError("prefill: decode engines need at least one prefill engine (--prefill URL)")
     if disaggregated and not config.decode:
         raise ValueError("decode: prefill engines need at least one decode engine (--decode URL)")
     if not disaggregated and not config.engines:
-        raise ValueError("prefill: no engine given; use --prefill URL and --decode URL, or --engine URL")
+        raise ValueError(
+            "prefill: no engine given; use --prefill URL and --decode URL, --engine URL, or --engines-file FILE"
+        )
 
 
 def _check_duplicates(config: RouterConfig) -> None:
     everything = [*config.prefill, *config.decode, *config.engines]
     for field in ("url", "name"):
-        value, count = Counter(getattr(engine, field) for engine in everything).most_common(1)[0]
-        if count > 1:
-            raise ValueError(f"{field}: '{value}' is given {count} times; every engine is listed once")
+        counts = Counter(getattr(engine, field) for engine in everything)
+        for value, count in counts.items():
+            if count > 1:
+                raise ValueError(f"{field}: '{value}' is given {count} times; every engine is listed once")
 
 
 def _check_reuse(config: RouterConfig) -> None:
     missing = [engine.name for engine in config.decode if engine.lease is None]
-    if config.reuse is Reuse.LEASED and (missing or not config.decode):
+    if config.reuse is Reuse.LEASED and (missing or not (config.decode or config.discovery.enabled)):
         who = f"decode engine '{missing[0]}' has" if missing else "there is no decode engine that has"
         raise ValueError(f"reuse: 'leased' but {who} no lease endpoint; write --decode URL#lease=HOST:PORT")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -63,6 +63,8 @@ class EngineConfig(Section):
         kv_hosts: Further addresses under which this engine may name itself in transfer parameters, e.g. of its EFA
             interface. The host of `url` is always allowed.
         max_in_flight: Requests sent to it at a time; 0 is no limit.
+        kv_events: ``HOST:PORT`` where it publishes KV events.
+        kv_replay: ``HOST:PORT`` where it replays them.
     """
 
     url: str
@@ -70,16 +72,24 @@ class EngineConfig(Section):
     lease: str | None = None
     kv_hosts: tuple[str, ...] = ()
     max_in_flight: int = Field(default=0, ge=0)
+    kv_events: str | None = None
+    kv_replay: str | None = None
 
     @field_validator("url")
     @classmethod
     def _url(cls, value: str) -> str:
         return check_url(value)
 
-    @field_validator("lease")
+    @field_validator("lease", "kv_events", "kv_replay")
     @classmethod
-    def _lease(cls, value: str | None) -> str | None:
+    def _endpoint(cls, value: str | None) -> str | None:
         return None if value is None else check_host_port(value)
+
+    @model_validator(mode="after")
+    def _replay_of_something(self) -> Self:
+        if self.kv_replay is not None and self.kv_events is None:
+            raise ValueError(f"kv_replay '{self.kv_replay}' is given without kv_events, whose replays it would be")
+        return self
 
     @model_validator(mode="after")
     def _default_name(self) -> Self:
@@ -88,17 +98,22 @@ class EngineConfig(Section):
         return self
 
 
+_PARTS: Final = ("lease", "kv_events", "kv_replay")
+
+
 def _engine_entry(value: object) -> object:
-    """Accept ``URL`` and ``URL#lease=HOST:PORT`` where a mapping is expected."""
+    """Accept ``URL`` and ``URL#lease=HOST:PORT&kv_events=HOST:PORT&kv_replay=HOST:PORT`` for a mapping."""
     if not isinstance(value, str):
         return value
     url, _, fragment = value.partition("#")
-    if not fragment:
-        return {"url": url}
-    key, _, endpoint = fragment.partition("=")
-    if key != "lease" or not endpoint:
-        raise ValueError(f"fragment '#{fragment}' is not understood; the one allowed is #lease=HOST:PORT")
-    return {"url": url, "lease": endpoint}
+    entry = {"url": url}
+    for part in fragment.split("&") if fragment else ():
+        key, _, endpoint = part.partition("=")
+        if key not in _PARTS or not endpoint or key in entry:
+            allowed = "&".join(f"{name}=HOST:PORT" for name in _PARTS)
+            raise ValueError(f"fragment '{part}' is not understood; allowed are parts of #{allowed}, each once")
+        entry[key] = endpoint
+    return entry
 
 
 EngineEntry = Annotated[EngineConfig, BeforeValidator(_engine_entry)]

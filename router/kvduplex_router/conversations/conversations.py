@@ -57,7 +57,11 @@ class Conversations:
         self._reuse = reuse
         self._config = config
         self._clock = clock
-        modes = {self.mode(engine) for engine in fleet.decode}
+        self._any_stock = self._any_leased = False
+        fleet.subscribe(self._fleet_changed)
+
+    def _fleet_changed(self, _engine: Engine, _joined: bool) -> None:
+        modes = {self.mode(engine) for engine in self._fleet.decode}
         self._any_stock = Reuse.STOCK in modes
         self._any_leased = Reuse.LEASED in modes
 

@@ -75,7 +75,6 @@ class LeaseKeeper:
     """Renews and releases leases, with one service per endpoint.
 
     Args:
-        endpoints: Lease endpoints of the fleet.
         ttl_s: Seconds a lease lives from a renewal.
         clock: Monotonic seconds.
         connect: Opens an endpoint.
@@ -84,7 +83,6 @@ class LeaseKeeper:
     def __init__(
         self,
         *,
-        endpoints: Iterable[str],
         ttl_s: float,
         clock: Clock,
         connect: Callable[[str], LeaseService],
@@ -92,7 +90,7 @@ class LeaseKeeper:
         self._ttl_s = ttl_s
         self._clock = clock
         self._connect = connect
-        self._services = {endpoint: connect(endpoint) for endpoint in endpoints}
+        self._services: dict[str, LeaseService] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._others: OtherLeases | None = None
         self._period_s = ttl_s / _RENEWALS_PER_TTL

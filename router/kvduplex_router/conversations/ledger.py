@@ -69,13 +69,12 @@ class LocalLedger:
     Args:
         store: References.
         keeper: Leases.
-        endpoints: Lease endpoints by engine name.
     """
 
-    def __init__(self, *, store: MemoryStore, keeper: LeaseKeeper, endpoints: Mapping[str, str]) -> None:
+    def __init__(self, *, store: MemoryStore, keeper: LeaseKeeper) -> None:
         self._store = store
         self._keeper = keeper
-        self._endpoints = dict(endpoints)
+        self._endpoints: dict[str, str] = {}
 
     def endpoint(self, engine: str) -> str | None:
         """Lease endpoint of an engine."""

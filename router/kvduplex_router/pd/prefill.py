@@ -24,11 +24,13 @@ class Prefilled(msgspec.Struct, frozen=True):
         params: Transfer parameters for the decode engine, checked, as JSON.
         usage: Token counts.
         at: Monotonic seconds of its answer; the blocks are not kept for ever.
+        engine: Which engine.
     """
 
     params: bytes
     usage: PromptUsage
     at: float
+    engine: Engine
 
 
 class PrefillHop:
@@ -69,4 +71,4 @@ class PrefillHop:
         except UnusableParamsError as error:
             raise hop.unusable(str(error)) from error
         hop.engine.identity = params.identity
-        return Prefilled(params.raw, PromptUsage.of_member(members.get("usage")), self._clock())
+        return Prefilled(params.raw, PromptUsage.of_member(members.get("usage")), self._clock(), hop.engine)

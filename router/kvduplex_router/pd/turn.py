@@ -125,8 +125,8 @@ class TurnRunner:
         for _ in range(self._policy.retries + 1):
             seat = await self._seat_decode(continuation, tried)
             try:
-                if prefilled is None or self._stale(prefilled):
-                    prefilled = await self._prefill_once(request, receipt, continuation, tried)
+                if prefilled is None or self._stale(prefilled) or not self._fleet.fits(prefilled.engine, seat.engine):
+                    prefilled = await self._prefill_once(request, receipt, continuation, seat.engine, tried)
                 if prefilled is not None:
                     await self._decode(request, sink, receipt, continuation, seat.engine, prefilled)
                     return
@@ -143,24 +143,24 @@ class TurnRunner:
     async def _seat_decode(self, continuation: Continuation, tried: Attempts) -> Seat:
         context = tried.context(continuation.holder)
         try:
-            return await self._admission.seat(self._fleet.decode, context, what="decode")
+            return await self._admission.seat(self._fleet.paired(), context, what="decode")
         except UnavailableError:
             if tried.last is None:
                 raise
             raise client_error(tried.last) from tried.last
 
     async def _prefill_once(
-        self, request: TurnRequest, receipt: Receipt, continuation: Continuation, tried: Attempts
+        self, request: TurnRequest, receipt: Receipt, continuation: Continuation, decode: Engine, tried: Attempts
     ) -> Prefilled | None:
-        """One prefill hop; None when the engine failed, or none is left to ask."""
+        """One prefill hop for a decode engine; None when the engine failed, or none is left to ask."""
         context = tried.context()
         try:
-            seat = await self._admission.seat(self._fleet.prefill, context, what="prefill")
+            seat = await self._admission.seat(self._fleet.partners(decode), context, what="prefill")
         except UnavailableError:
             tried.no_prefill = True
             return None
-        params = self._prefill_params(continuation)
-        fresh = continuation.reference is None
+        params = self._prefill_params(continuation, seat.engine)
+        fresh = params is _FRESH
         receipt.plan = "recompute" if fresh else "pull"
         continuation.reference = None  # used now, whatever comes of it
         began = self._clock()
@@ -178,11 +178,11 @@ class TurnRunner:
         self._accounts.tokens(prefilled.usage)
         return prefilled
 
-    def _prefill_params(self, continuation: Continuation) -> bytes:
+    def _prefill_params(self, continuation: Continuation, prefill: Engine) -> bytes:
         reference = continuation.reference
-        if reference is None:
+        engine = None if reference is None else self._fleet.find(reference.engine)
+        if reference is None or (engine is not None and not self._fleet.fits(prefill, engine)):
             return _FRESH
-        engine = self._fleet.find(reference.engine)
         if reference.lease is not None and engine is not None and engine.address.lease_endpoint is not None:
             return orjson.dumps(ClaimOffer(reference.lease, engine.address.lease_endpoint).to_params())
         return reference.params or _FRESH

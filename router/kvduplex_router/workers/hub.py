@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import Final
 
 from kvduplex_router.conversations.ledger import OwnLedger
+from kvduplex_router.fleet.members import Members
 from kvduplex_router.telemetry.merge import merged
 from kvduplex_router.workers.messages import (
+    Admit,
     Collect,
     Collected,
+    Dismiss,
+    Done,
     Drain,
+    Enrol,
     FromWorker,
     Put,
     Release,
@@ -37,10 +42,13 @@ class Hub:
 
     Args:
         ledger: The ledger they share.
+        members: Who belongs to the fleet; workers follow it.
     """
 
-    def __init__(self, ledger: OwnLedger) -> None:
+    def __init__(self, ledger: OwnLedger, members: Members) -> None:
         self._ledger = ledger
+        self._members = members
+        members.on_change = self._enrol
         self._workers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._scrapes: dict[int, asyncio.Future[bytes]] = {}
@@ -69,6 +77,7 @@ class Hub:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._workers.add(writer)
+        writer.write(encode(Enrol(self._members.roster)))
         for engine, draining in self._draining.items():
             writer.write(encode(Drain(engine, draining)))
         try:
@@ -93,12 +102,27 @@ class Hub:
                 waiting = self._scrapes.get(number)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(text)
+            case Collect(number):
+                self._spawn(self._collect(number, writer))
+            case _:
+                self._operate(message, writer)
+
+    def _operate(self, message: Admit | Dismiss | Drain, writer: asyncio.StreamWriter) -> None:
+        """Carry out what an operator asked a worker for."""
+        match message:
+            case Admit(number, member):
+                writer.write(encode(Done(number, self._members.admit(member))))
+            case Dismiss(number, name):
+                self._members.dismiss(name)
+                writer.write(encode(Done(number, None)))
             case Drain(engine, draining):
                 self._draining[engine] = draining
                 for each in self._workers:
                     each.write(encode(message))
-            case Collect(number):
-                self._spawn(self._collect(number, writer))
+
+    def _enrol(self) -> None:
+        for worker in self._workers:
+            worker.write(encode(Enrol(self._members.roster)))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -11,11 +11,17 @@ from typing import Any, Final
 from kvduplex_router.conversations.ledger import Taken
 from kvduplex_router.conversations.reference import Reference
 from kvduplex_router.fleet.engine import Engine
+from kvduplex_router.fleet.members import Member, Roster
 from kvduplex_router.workers.messages import (
+    Admit,
     Collect,
     Collected,
+    Dismiss,
+    Done,
     Drain,
+    Enrol,
     FromHub,
+    FromWorker,
     Put,
     Release,
     Scrape,
@@ -45,6 +51,8 @@ class HubLink:
         self._numbers = itertools.count(1)
         self.render: Callable[[], bytes] = bytes
         self.on_drain: Callable[[str, bool], None] = lambda _engine, _draining: None
+        self._on_roster: Callable[[Roster], None] | None = None
+        self._roster: Roster | None = None
 
     async def run(self, path: Path, connected: asyncio.Event) -> None:
         """Connect and read until the hub is gone."""
@@ -88,7 +96,24 @@ class HubLink:
         engine.draining = draining
         self._send(Drain(engine.name, draining))
 
-    async def _ask(self, message: Take | Collect, number: int, timeout_s: float) -> Any:
+    async def admit(self, member: Member) -> str | None:
+        """See `FleetView.admit`."""
+        number = next(self._numbers)
+        done: Done | None = await self._ask(Admit(number, member), number, _COLLECT_S)
+        return "the router's first process does not answer; try again" if done is None else done.refusal
+
+    async def dismiss(self, name: str) -> None:
+        """See `FleetView.dismiss`."""
+        number = next(self._numbers)
+        await self._ask(Dismiss(number, name), number, _COLLECT_S)
+
+    def follow(self, on_roster: Callable[[Roster], None]) -> None:
+        """Call `on_roster` with who belongs to the fleet: now, if that is known, and after every change."""
+        self._on_roster = on_roster
+        if self._roster is not None:
+            on_roster(self._roster)
+
+    async def _ask(self, message: Take | Collect | Admit | Dismiss, number: int, timeout_s: float) -> Any:
         if self._writer is None:
             return None
         waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -101,7 +126,7 @@ class HubLink:
         finally:
             del self._waiting[number]
 
-    def _send(self, message: Take | Put | Release | Collect | Scraped | Drain) -> None:
+    def _send(self, message: FromWorker) -> None:
         if self._writer is not None:
             self._writer.write(encode(message))
 
@@ -115,6 +140,12 @@ class HubLink:
                 self._send(Scraped(number, self.render()))
             case Drain(engine, draining):
                 self.on_drain(engine, draining)
+            case Done(number, _):
+                self._answer(number, message)
+            case Enrol(roster):
+                self._roster = roster
+                if self._on_roster is not None:
+                    self._on_roster(roster)
 
     def _answer(self, number: int, value: object) -> None:
         waiting = self._waiting.get(number)

@@ -9,11 +9,16 @@ import msgspec
 
 from kvduplex_router.conversations.ledger import Taken
 from kvduplex_router.conversations.reference import Reference
+from kvduplex_router.fleet.members import Member, Roster
 
 __all__ = [
+    "Admit",
     "Collect",
     "Collected",
+    "Dismiss",
+    "Done",
     "Drain",
+    "Enrol",
     "FromHub",
     "FromWorker",
     "Put",
@@ -95,8 +100,35 @@ class Scrape(_Message, frozen=True, tag="scrape"):
     number: int
 
 
-FromWorker = Take | Put | Release | Collect | Scraped | Drain
-FromHub = Took | Collected | Scrape | Drain
+class Admit(_Message, frozen=True, tag="admit"):
+    """Add an engine; answered by `Done` once the sender has been told the new roster."""
+
+    number: int
+    member: Member
+
+
+class Dismiss(_Message, frozen=True, tag="dismiss"):
+    """Take an engine out; answered likewise."""
+
+    number: int
+    name: str
+
+
+class Done(_Message, frozen=True, tag="done"):
+    """Answer to `Admit` and `Dismiss`: why it was not done, or None."""
+
+    number: int
+    refusal: str | None
+
+
+class Enrol(_Message, frozen=True, tag="enrol"):
+    """Who belongs to the fleet now."""
+
+    roster: Roster
+
+
+FromWorker = Take | Put | Release | Collect | Scraped | Drain | Admit | Dismiss
+FromHub = Took | Collected | Scrape | Drain | Done | Enrol
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _FROM_WORKER: Final = msgspec.msgpack.Decoder(FromWorker)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import multiprocessing
 import signal
 import socket
@@ -17,8 +16,9 @@ from typing import Final
 
 import uvloop
 
-from kvduplex_router.compose import compose_ledger
-from kvduplex_router.config import EngineConfig, RouterConfig
+from kvduplex_router.compose import compose_ledger, compose_members
+from kvduplex_router.config import DiscoveryConfig, RouterConfig
+from kvduplex_router.conversations.endpoints import LedgerTarget
 from kvduplex_router.serving import bind
 from kvduplex_router.workers.hub import Hub
 from kvduplex_router.workers.worker import work
@@ -56,16 +56,17 @@ async def _supervise(
     config: RouterConfig, path: Path, listeners: list[socket.socket], admin: socket.socket | None
 ) -> None:
     service = compose_ledger(config)
-    hub = Hub(service.ledger)
+    members, discovery = compose_members(config, LedgerTarget(config, service.ledger))
+    hub = Hub(service.ledger, members)
+    config = config.model_copy(update={"discovery": DiscoveryConfig()})  # workers are told by the hub
     await hub.start(path)
     stop = asyncio.Event()
-    share = _share(config)
     with _stopped_by_signals(stop):
-        keeping = asyncio.create_task(service.run())
+        keeping = asyncio.gather(service.run(), discovery.run())
         try:
             async with asyncio.TaskGroup() as group:
                 for index, listener in enumerate(listeners):
-                    group.create_task(_keep_running(index, share, path, listener, admin if index == 0 else None, stop))
+                    group.create_task(_keep_running(index, config, path, listener, admin if index == 0 else None, stop))
         finally:
             await hub.close()
             keeping.cancel()
@@ -117,16 +118,6 @@ async def _end(process: SpawnProcess, shutdown_s: float) -> None:
                 break
         process.kill()
     process.join()
-
-
-def _share(config: RouterConfig) -> RouterConfig:
-    """What one worker may do of what the router may: limits of requests at a time are divided."""
-
-    def share(engine: EngineConfig) -> EngineConfig:
-        return engine.model_copy(update={"max_in_flight": math.ceil(engine.max_in_flight / config.workers)})
-
-    roles = {role: tuple(share(e) for e in getattr(config, role)) for role in ("prefill", "decode", "engines")}
-    return config.model_copy(update=roles)
 
 
 @contextlib.contextmanager

@@ -47,6 +47,7 @@ async def _work(config: RouterConfig, hub: Path, listener: socket.socket, admin:
         await connected.wait()
     router = compose(config, ledger=link, fleet_view=link)
     link.render = router.metrics.render
+    link.follow(router.members.replace)
     link.on_drain = lambda engine, draining: _drain(router, engine, draining)
     reading.add_done_callback(lambda _task: os.kill(os.getpid(), signal.SIGTERM))
     await serve(router, config, listener, admin)

@@ -96,6 +96,7 @@ class Engine:
         self.cached_tokens: int | None = 3
         self.connections = 0
         self.hang_health = False
+        self.facts: dict[str, Any] = {}
         self.hung_probes = 0
         self.probe_keys: list[str] = []
         self._server: asyncio.Server | None = None
@@ -110,6 +111,10 @@ class Engine:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def connections_open(self) -> int:
+        return len(self._writers)
 
     @property
     def bodies(self) -> list[Any]:
@@ -156,7 +161,12 @@ class Engine:
         elif request.target == "/health":
             await request.reply(b"", 200 if self.healthy else 503)
         elif request.target == "/v1/models":
-            await request.reply({"object": "list", "data": [{"id": "m", "object": "model"}]})
+            model = {"id": "m", "object": "model", **({"root": self.facts["root"]} if "root" in self.facts else {})}
+            await request.reply({"object": "list", "data": [model]})
+        elif request.target in ("/version", "/metrics", "/get_server_info"):
+            fact = self.facts.get(request.target)
+            found = fact if isinstance(fact, bytes) else json.dumps(fact).encode()
+            await request.reply(found, 404 if fact is None else 200)
         else:
             self.requests.append(request)
             await self.handler(request)

@@ -1,0 +1,1 @@
+"""Sources of engines that are looked at while the router runs."""
