@@ -81,8 +81,8 @@ def resting_agent(worker: bool, extra_config: Mapping[str, Any]) -> AbstractCont
     if not worker or list(extra_config.get("backends", ["UCX"])) != ["UCX"]:
         return contextlib.nullcontext()
     # By vLLM's own name for it: it sets UCX's environment before the first import of NIXL.
-    nixl_utils = importlib.import_module("vllm.distributed.nixl_utils")
-    return resting_progress(nixl_utils.NixlWrapper)
+    agent = importlib.import_module("vllm.distributed.nixl_utils").NixlWrapper
+    return contextlib.nullcontext() if agent is None else resting_progress(agent)  # vLLM says itself what is missing
 
 
 def fingerprint(vllm_config: Any, kv_cache_config: Any) -> bytes:

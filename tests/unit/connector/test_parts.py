@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from kvduplex_connector import compat
@@ -49,3 +53,15 @@ def test_reads_that_outlive_their_claim_are_named_with_their_blocks() -> None:
 
 def test_without_an_engine_among_the_callers_nothing_is_woken() -> None:
     assert compat.scheduler_wakeup() is None
+
+
+@pytest.mark.parametrize(
+    ("worker", "extra"), [(False, {}), (True, {"backends": ["LIBFABRIC"]}), (True, {"backends": ["UCX", "GDS"]})]
+)
+def test_only_a_worker_over_ucx_alone_has_its_progress_thread_rest(worker: bool, extra: dict[str, list[str]]) -> None:
+    assert isinstance(compat.resting_agent(worker, extra), contextlib.nullcontext)
+
+
+def test_without_nixl_it_is_vllm_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.distributed.nixl_utils", SimpleNamespace(NixlWrapper=None))
+    assert isinstance(compat.resting_agent(True, {}), contextlib.nullcontext)
