@@ -1,0 +1,1 @@
+"""The multi-turn benchmark: the same conversations with and without reuse, timed where clients are."""

@@ -1,0 +1,265 @@
+"""``kvduplex bench multiturn``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+from rich.console import Console
+
+from kvduplex_bench.errors import BenchError
+from kvduplex_bench.multiturn import stage as stages
+from kvduplex_bench.multiturn.campaign import Act, Campaign
+from kvduplex_bench.multiturn.engines import Engines
+from kvduplex_bench.multiturn.journal import Journal
+from kvduplex_bench.multiturn.progress import reporting
+from kvduplex_bench.multiturn.provenance import provenance
+from kvduplex_bench.multiturn.results import load
+from kvduplex_bench.multiturn.table import show
+from kvduplex_bench.multiturn.target import Target
+from kvduplex_bench.multiturn.wire import Origin
+from kvduplex_bench.multiturn.workload import CPU, PUBLISHED, QUICK, Arm, Workload
+
+__all__ = ["DEFAULT_OUTPUT", "multiturn"]
+
+DEFAULT_OUTPUT: Final = Path(".bench/multiturn.jsonl")
+_INTERRUPTED: Final = 130
+_PRESETS: Final = {"published": PUBLISHED, "cpu": CPU, "quick": QUICK}
+_MAX_MODEL_LEN: Final = 32_768
+
+
+class _Preset(StrEnum):
+    """Workloads by name."""
+
+    PUBLISHED = "published"
+    CPU = "cpu"
+    QUICK = "quick"
+
+
+class _Serve(StrEnum):
+    """Clusters that the benchmark starts itself."""
+
+    CPU = "cpu"
+
+
+def multiturn(
+    url: Annotated[str, typer.Option(help="Router of a running cluster.")] = "",
+    off_url: Annotated[str, typer.Option(help="Router with reuse off over the same engines, for the arm off.")] = "",
+    continue_url: Annotated[str, typer.Option(help="Router that continues on the decode engine, for that arm.")] = "",
+    prefill: Annotated[list[str] | None, typer.Option(help="Prefill engine whose metrics to read; repeatable.")] = None,
+    decode: Annotated[list[str] | None, typer.Option(help="Decode engine whose metrics to read; repeatable.")] = None,
+    reference: Annotated[str, typer.Option(help="Plain engine of the same model, to compare answers with.")] = "",
+    setting: Annotated[str, typer.Option(help="Name of the cluster in the results, with --url.")] = "cluster",
+    serve: Annotated[_Serve | None, typer.Option(help="Start everything on this machine instead.")] = None,
+    connector: Annotated[str, typer.Option(help="With --serve: leased, stock, or both with a comma.")] = "leased",
+    prefill_cache: Annotated[str, typer.Option(help="With --serve: off, on, or both with a comma.")] = "off,on",
+    size: Annotated[str, typer.Option(help="With --serve: size of the generated model.")] = "20m",
+    kv_space: Annotated[float, typer.Option(min=0.05, help="With --serve: KV cache of an engine in GiB.")] = 1.0,
+    cores: Annotated[int, typer.Option(min=1, help="With --serve: cores each engine computes on.")] = 2,
+    arms: Annotated[str, typer.Option(help="off, on, continue, floor; with commas.")] = "",
+    preset: Annotated[_Preset | None, typer.Option(help="Workload; cpu with --serve, else published.")] = None,
+    conversations: Annotated[int | None, typer.Option(help="Conversations a segment.")] = None,
+    turns: Annotated[int | None, typer.Option(help="Turns a conversation.")] = None,
+    user_tokens: Annotated[int | None, typer.Option(help="Tokens of a user's message.")] = None,
+    answer_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer.")] = None,
+    prefixes: Annotated[str, typer.Option(help="Lengths of the constant prefix in tokens, with commas.")] = "",
+    clients: Annotated[int | None, typer.Option(help="Requests in flight at most.")] = None,
+    active: Annotated[int | None, typer.Option(help="Open conversations at most.")] = None,
+    warm_up: Annotated[float | None, typer.Option(help="Share of the turns that is not counted.")] = None,
+    think_time: Annotated[float | None, typer.Option(help="Seconds a client waits before the next turn.")] = None,
+    shared_prefix: Annotated[bool | None, typer.Option(help="One prefix for all conversations of a point.")] = None,
+    explicit_ids: Annotated[bool | None, typer.Option(help="Send conversation_id; else be recognised.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="How often all of it is played.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of all texts.")] = None,
+    model: Annotated[str, typer.Option(help="Model, when the router serves several.")] = "",
+    api_key_env: Annotated[str, typer.Option(help="Variable that holds the router's API key.")] = "",
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds a request may take.")] = 600,
+    check: Annotated[bool, typer.Option(help="Compare answers with a plain engine.")] = True,
+    output: Annotated[Path, typer.Option(help="Results, as JSON lines; a stopped run goes on there.")] = DEFAULT_OUTPUT,
+) -> None:
+    """Play multi-turn conversations with and without reuse, and time them where clients are."""
+    console = Console(stderr=True)
+    try:
+        knobs = {
+            "conversations": conversations,
+            "turns": turns,
+            "user_tokens": user_tokens,
+            "answer_tokens": answer_tokens,
+            "prefixes": _numbers(prefixes) or None,
+            "clients": clients,
+            "active": active,
+            "warm_up": warm_up,
+            "think_s": think_time,
+            "shared_prefix": shared_prefix,
+            "explicit_ids": explicit_ids,
+            "repeats": repeats,
+            "seed": seed,
+        }
+        workload = _workload(preset or (_Preset.CPU if serve else _Preset.PUBLISHED), knobs)
+        wanted = _arms(arms)
+        if serve:
+            _alone("--serve", url, off_url, continue_url, prefill, decode, reference)
+            settings = [_setting(one, cache) for one in _names(connector) for cache in _names(prefill_cache)]
+            acts = _own_acts(settings, wanted, _stage(workload, size, kv_space, cores))
+            details: dict[str, Any] = {"serve": "cpu", "size": size, "kv_gib": kv_space, "cores_per_engine": cores}
+        else:
+            routers = _routers(url, off_url, continue_url)
+            engines = Engines(_urls("--prefill", prefill), _urls("--decode", decode))
+            acts = [_found_act(setting, wanted, routers, engines, reference, fresh_ids=not off_url)]
+            details = {"url": url}
+        campaign = Campaign(
+            workload=workload,
+            acts=acts,
+            model=model or None,
+            headers=_headers(api_key_env),
+            timeout_s=timeout,
+            check=check,
+            details=details,
+        )
+        _run(campaign, output, console)
+    except BenchError as error:
+        _complain(console, error)
+
+
+def _run(campaign: Campaign, output: Path, console: Console) -> None:
+    journal = Journal.open(output, fingerprint=campaign.fingerprint)
+    keys = campaign.keys
+    done = len(journal.done & set(keys))
+    if done:
+        console.print(f"{output}: {done} of {len(keys)} segments are there already; going on.", highlight=False)
+    try:
+        with _stoppable(), reporting(console, total=len(keys), done=done) as reporter:
+            if done < len(keys):
+                campaign.run(journal, reporter, provenance(sys.argv[1:]))
+    except KeyboardInterrupt:
+        left = len(set(keys) - journal.done)
+        console.print(
+            f"Interrupted: {len(keys) - left} of {len(keys)} segments are in {output}, marked partial. "
+            "The same command goes on.",
+            highlight=False,
+        )
+        raise typer.Exit(_INTERRUPTED) from None
+    finally:
+        journal.close()
+    show(load(output), Console(width=150))
+    console.print(f"Results: {output}. Figures: kvduplex bench plot {output}", highlight=False)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does, so that a supervisor's stop keeps the record in order."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        del number, frame
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _workload(preset: _Preset, knobs: Mapping[str, Any]) -> Workload:
+    base = _PRESETS[preset]
+    given = {name: value for name, value in knobs.items() if value is not None}
+    unknown = given.keys() - {one.name for one in fields(Workload)}
+    assert not unknown, unknown  # noqa: S101 - options and knobs are named in this file
+    return replace(base, **given)
+
+
+def _arms(text: str) -> list[Arm] | None:
+    names = _names(text)
+    if unknown := [name for name in names if name not in set(Arm)]:
+        raise BenchError(f"--arms {text}: {unknown[0]} is unknown; choose from {', '.join(Arm)}")
+    return [Arm(name) for name in names] or None
+
+
+def _own_acts(settings: Sequence[stages.Setting], wanted: Sequence[Arm] | None, stage: stages.CpuStage) -> list[Act]:
+    def act(setting: stages.Setting) -> Act:
+        arms = setting.arms(wanted or [Arm.OFF, Arm.ON, Arm.FLOOR])
+        if not arms:
+            raise BenchError(f"--arms floor: {setting.name} has no cache to fill; add --prefill-cache on")
+        return Act(setting.name, arms, lambda: stages.staged(stage, setting, arms), own=True)
+
+    return [act(setting) for setting in settings]
+
+
+def _stage(workload: Workload, size: str, kv_gib: float, cores: int) -> stages.CpuStage:
+    workload.must_fit(_MAX_MODEL_LEN)
+    available = len(os.sched_getaffinity(0))
+    return stages.CpuStage(stages.generated_model(size), _MAX_MODEL_LEN, kv_gib, min(cores, available))
+
+
+def _found_act(
+    setting: str,
+    wanted: Sequence[Arm] | None,
+    routers: Mapping[Arm, str],
+    engines: Engines,
+    reference: str,
+    *,
+    fresh_ids: bool,
+) -> Act:
+    arms = list(wanted or [arm for arm in (Arm.OFF, Arm.ON, Arm.CONTINUE) if arm in routers])
+    if Arm.CONTINUE in arms and Arm.CONTINUE not in routers:
+        raise BenchError("--arms continue: needs --continue-url, a router whose plan for a further turn is continue")
+    target = Target(setting, routers, engines, reference=reference or None, fresh_ids=fresh_ids)
+    about = {"prefill": list(engines.prefill), "decode": list(engines.decode), "routers": {**routers}}
+    return Act(setting, arms, lambda: nullcontext((target, about)))
+
+
+def _routers(url: str, off_url: str, continue_url: str) -> dict[Arm, str]:
+    if not url:
+        raise BenchError("give --url of a running router, or --serve cpu to start everything here")
+    (on,), off, going_on = _urls("--url", [url]), _urls("--off-url", [off_url]), _urls("--continue-url", [continue_url])
+    routers = {Arm.ON: on, Arm.OFF: off[0] if off else on, Arm.FLOOR: off[0] if off else on}
+    return routers | ({Arm.CONTINUE: going_on[0]} if going_on else {})
+
+
+def _urls(option: str, given: Sequence[str] | None) -> list[str]:
+    return [Origin.parse(url, option=option).url for url in given or () if url]
+
+
+def _setting(connector: str, cache: str) -> stages.Setting:
+    if connector not in {"leased", "stock"}:
+        raise BenchError(f"--connector {connector}: choose leased, stock, or both with a comma")
+    if cache not in {"on", "off"}:
+        raise BenchError(f"--prefill-cache {cache}: choose off, on, or both with a comma")
+    return stages.Setting(connector, cache == "on")
+
+
+def _alone(option: str, *others: object) -> None:
+    if any(others):
+        raise BenchError(f"{option} starts its own cluster; leave --url, --prefill and the like out")
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in _names(text))
+    except ValueError as error:
+        raise BenchError(f"--prefixes {text}: write numbers of tokens with commas, e.g. 2000,8000,24000") from error
+
+
+def _headers(variable: str) -> dict[str, str]:
+    if not variable:
+        return {}
+    if not (key := os.environ.get(variable)):
+        raise BenchError(f"--api-key-env {variable}: that variable is not set")
+    return {"authorization": f"Bearer {key}"}
+
+
+def _complain(console: Console, error: BenchError) -> NoReturn:
+    console.print(f"[red]bench multiturn:[/red] {str(error).replace('[', chr(92) + '[')}", highlight=False)
+    raise typer.Exit(1) from error

@@ -1,0 +1,1 @@
+"""Figures and a page from a run's record; nothing is fetched."""
