@@ -20,7 +20,6 @@ from kvduplex_bench.leases import leases
 from kvduplex_bench.multiturn.command import multiturn
 from kvduplex_bench.report.command import plot
 from kvduplex_bench.router_cost import router_cost
-from kvduplex_bench.routing.command import routing
 from kvduplex_bench.transfer import transfer
 
 __all__ = ["app"]
@@ -31,7 +30,6 @@ app.command()(plot)
 app.command()(transfer)
 app.command()(leases)
 app.command("router")(router_cost)
-app.command()(routing)
 
 
 @app.callback()
