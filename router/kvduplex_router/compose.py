@@ -45,7 +45,8 @@ from kvduplex_router.pd.turn import TurnPolicy, TurnRunner
 from kvduplex_router.pd.whole import WholeTurn
 from kvduplex_router.requests import apis
 from kvduplex_router.routing.admission import Admission
-from kvduplex_router.routing.picker import LeastInFlight
+from kvduplex_router.routing.service import RoutingService
+from kvduplex_router.telemetry.families import FamilyCollector
 from kvduplex_router.telemetry.metrics import Metrics
 from kvduplex_transfer.leases.client import AsyncLeaseClient
 
@@ -107,7 +108,10 @@ def compose(
     kept = local.ledger if local is not None else ledger
     assert kept is not None  # noqa: S101 - one of the two
     conversations = Conversations(fleet=fleet, ledger=kept, reuse=config.reuse, config=settings, clock=clock)
-    admission = Admission(LeastInFlight(), queued=config.limits.queued, queue_s=config.limits.queue_s)
+    routing = RoutingService(config.routing, fleet, clock=clock)
+    admission = Admission(
+        routing.picker, queued=config.limits.queued, queue_s=config.limits.queue_s, reserve=routing.reserve
+    )
     endpoints: dict[str, TurnEndpoint] = {}
 
     def gauges() -> dict[str, float]:
@@ -118,6 +122,7 @@ def compose(
         }
 
     metrics = Metrics(fleet, gauges)
+    metrics.registry.register(FamilyCollector(routing.families))
     accounts = Accounts(metrics)
     answer = AnswerHop(
         clock=clock,
@@ -133,11 +138,12 @@ def compose(
             clock=clock, answer_limit=config.limits.answer_bytes, keep_forcing=config.forced_output_on_prefill
         ),
         answer=answer,
-        whole=WholeTurn(fleet=fleet, admission=admission, answer=answer, accounts=accounts),
+        whole=WholeTurn(fleet=fleet, admission=admission, answer=answer, accounts=accounts, routing=routing),
         accounts=accounts,
         metrics=metrics,
         policy=TurnPolicy(config.on_no_prefill, config.retries, settings.prefill_ttl_s, settings.lease_ttl_s),
         clock=clock,
+        routing=routing,
     )
     for kind in apis.ALL:
         endpoints[kind.path] = TurnEndpoint(
@@ -148,7 +154,7 @@ def compose(
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(prober.run())]
+        tasks = [asyncio.create_task(prober.run()), asyncio.create_task(routing.run())]
         if local is not None:
             tasks += [asyncio.create_task(local.run()), asyncio.create_task(discovery.run())]
         try:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvduplex_router.config import OnNoPrefill, Reuse, RouterConfig, build_config
+from kvduplex_router.config import OnNoPrefill, Policy, Reuse, RouterConfig, build_config
 
 __all__ = ["config_from_argv"]
 
@@ -28,6 +28,8 @@ def config_from_argv(argv: Sequence[str]) -> RouterConfig:
         reuse=given.reuse,
         on_no_prefill=given.on_no_prefill,
         workers=given.workers,
+        policy=given.policy,
+        tokenizer=given.tokenizer,
         decoder_kv_blocks_ttl_s=given.decoder_kv_blocks_ttl,
         state_url=given.state,
         engines_file=given.engines_file,
@@ -42,10 +44,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--listen", metavar="HOST:PORT", help="address to serve on (127.0.0.1:8000)")
     parser.add_argument("--prefill", action="append", default=[], metavar="URL", help="prefill engine; repeatable")
     parser.add_argument(
-        "--decode", action="append", default=[], metavar="URL[#lease=HOST:PORT]",
-        help="decode engine and its lease endpoint; repeatable",
+        "--decode", action="append", default=[], metavar="URL[#PART=HOST:PORT&...]",
+        help="decode engine; parts are lease, kv_events, kv_replay; repeatable",
     )  # fmt: skip
     parser.add_argument("--engine", action="append", default=[], metavar="URL", help="plain replica; repeatable")
+    parser.add_argument(
+        "--policy", choices=list(Policy), help="how replicas and prefill engines are picked (least_in_flight)"
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="PATH", help="the served model's folder or tokenizer.json, to count tokens"
+    )
     parser.add_argument("--reuse", choices=list(Reuse), help="how KV flows back on the next turn (auto)")
     parser.add_argument("--on-no-prefill", choices=list(OnNoPrefill), help="without a usable prefill engine (fail)")
     parser.add_argument(

@@ -111,6 +111,7 @@ class TurnEndpoint:
             request_id=request_id,
             conversation_id=_conversation_id(body, headers),
             headers=self._headers(headers, request_id),
+            workload=_workload(headers),
         )
 
     def _headers(self, headers: dict[bytes, bytes], request_id: str) -> bytes:
@@ -128,6 +129,12 @@ class TurnEndpoint:
             await client.refuse_unread(error, self._kind.errors, headers)
         else:
             await send_error(client.reply, error, self._kind.errors, headers)
+
+
+def _workload(headers: dict[bytes, bytes]) -> str | None:
+    """The class that the client names; what is no class's name is nobody's."""
+    header = headers.get(b"x-kvduplex-class")
+    return None if header is None else header.decode("ascii", "replace").strip()
 
 
 def _conversation_id(body: Body, headers: dict[bytes, bytes]) -> str | None:

@@ -5,6 +5,15 @@ from __future__ import annotations
 from kvduplex_router.config.build import build_config
 from kvduplex_router.config.discovery import DiscoveryConfig, DnsSource, Ec2Source, EngineGroup
 from kvduplex_router.config.router import RouterConfig
+from kvduplex_router.config.routing import (
+    ClassConfig,
+    EventsConfig,
+    MatchConfig,
+    Plan,
+    Policy,
+    RoutingConfig,
+    WeightsConfig,
+)
 from kvduplex_router.config.sections import (
     AdminConfig,
     AuthConfig,
@@ -26,6 +35,7 @@ __all__ = [
     "AdminConfig",
     "AuthConfig",
     "BreakerConfig",
+    "ClassConfig",
     "ConversationConfig",
     "DiscoveryConfig",
     "DnsSource",
@@ -33,14 +43,20 @@ __all__ = [
     "EngineConfig",
     "EngineEntry",
     "EngineGroup",
+    "EventsConfig",
     "HealthConfig",
     "LimitConfig",
+    "MatchConfig",
     "OnNoPrefill",
+    "Plan",
+    "Policy",
     "Reuse",
     "RouterConfig",
+    "RoutingConfig",
     "Section",
     "StateConfig",
     "TimeoutConfig",
     "TlsConfig",
+    "WeightsConfig",
     "build_config",
 ]

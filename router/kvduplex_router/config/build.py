@@ -18,6 +18,8 @@ __all__ = ["build_config"]
 _SECTION_FLAGS: Final = {
     "decoder_kv_blocks_ttl_s": ("conversations", "decoder_kv_blocks_ttl_s"),
     "state_url": ("state", "url"),
+    "policy": ("routing", "policy"),
+    "tokenizer": ("routing", "tokenizer"),
     "engines_file": ("discovery", "file"),
     "engines_dns": ("discovery", "dns"),
     "engines_ec2": ("discovery", "ec2"),

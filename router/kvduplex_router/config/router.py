@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kvduplex_router.config.addresses import check_host_port
 from kvduplex_router.config.discovery import DiscoveryConfig
+from kvduplex_router.config.routing import RoutingConfig
 from kvduplex_router.config.sections import (
     AdminConfig,
     AuthConfig,
@@ -62,6 +63,7 @@ class RouterConfig(Section):
     admin: AdminConfig = AdminConfig()
     tls: TlsConfig = TlsConfig()
     state: StateConfig = StateConfig()
+    routing: RoutingConfig = RoutingConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
 
     @field_validator("listen")

@@ -9,6 +9,7 @@ from kvduplex_router.fleet.engine import Engine
 from kvduplex_router.pd.hop import HopFailedError
 from kvduplex_router.pd.request import TurnRequest
 from kvduplex_router.pd.usage import PromptUsage
+from kvduplex_router.routing.facts import Facts
 from kvduplex_router.routing.picker import PickContext
 from kvduplex_router.telemetry.metrics import Metrics
 
@@ -44,9 +45,13 @@ class Attempts:
         """What failed was perhaps not the engine's fault, and will not be tried again in the same way."""
         self.failed.discard(engine.name)
 
-    def context(self, preferred: str | None = None) -> PickContext:
+    def context(self, preferred: str | None = None, facts: Facts | None = None) -> PickContext:
         """What the next choice depends on."""
-        return PickContext(preferred, frozenset(self.failed)) if self.failed else PickContext(preferred)
+        return (
+            PickContext(preferred, frozenset(self.failed), facts)
+            if self.failed
+            else PickContext(preferred, facts=facts)
+        )
 
 
 class Accounts:

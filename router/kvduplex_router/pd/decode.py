@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -69,6 +69,7 @@ class AnswerHop:
         headers: Mapping[str, str],
         usage: PromptUsage | None,
         collect: bool,
+        on_first: Callable[[], None] = lambda: None,
     ) -> Answered:
         """Pass the engine's answer on to `sink`.
 
@@ -80,6 +81,7 @@ class AnswerHop:
             headers: Headers for the client.
             usage: What the prefill hop counted; None when this engine computes the prompt itself.
             collect: Work out what was generated.
+            on_first: Called when the answer begins.
 
         Raises:
             HopFailedError: The engine failed before the client was sent anything.
@@ -93,7 +95,8 @@ class AnswerHop:
         collector = AnswerCollector(decoded_frames) if collect else None
         try:
             if hop.response.content_type == _EVENT_STREAM:
-                relay = _Relay(hop, sink, headers, FrameBuffer(self._frame_limit), request.kind.errors)
+                buffer = FrameBuffer(self._frame_limit)
+                relay = _Relay(hop, sink, headers, buffer, request.kind.errors, on_first=on_first)
                 return await relay.run(StreamFilter(ends=request.kind.stream_ends, usage=usage, collector=collector))
             if request.stream:
                 raise hop.unusable(f"answered {hop.response.content_type or 'no content type'} instead of a stream")
@@ -129,8 +132,16 @@ class _Relay:
     """Passes one stream on, frame by frame; the client is sent nothing before the first whole frame."""
 
     def __init__(
-        self, hop: Hop, sink: Sink, headers: Mapping[str, str], buffer: FrameBuffer, errors: ErrorStyle
+        self,
+        hop: Hop,
+        sink: Sink,
+        headers: Mapping[str, str],
+        buffer: FrameBuffer,
+        errors: ErrorStyle,
+        *,
+        on_first: Callable[[], None],
     ) -> None:
+        self._on_first = on_first
         self._hop = hop
         self._sink = sink
         self._headers = headers
@@ -149,7 +160,8 @@ class _Relay:
         await self._sink.end()
         if stream.failed:
             return Answered(None, None, failed=True)
-        return Answered(stream.params, stream.answer() if stream.params is not None else None)
+        answer = stream.answer() if stream.params is not None else None
+        return Answered(stream.params, answer, usage=stream.counted)
 
     def _pass_now(self, stream: StreamFilter, data: bytes) -> bool:
         """Pass a part on without a task's turn, the usual case by far; what cannot be is left to `_copy`.
@@ -184,6 +196,7 @@ class _Relay:
 
     async def _send(self, data: bytes) -> None:
         if not self._sink.started:
+            self._on_first()
             await self._sink.start(200, "text/event-stream; charset=utf-8", self._headers)
         await self._sink.send(data)
 

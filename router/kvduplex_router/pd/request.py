@@ -10,6 +10,7 @@ import msgspec
 
 from kvduplex_router.requests.body import Body
 from kvduplex_router.requests.kinds import ApiKind
+from kvduplex_router.routing.facts import Facts
 
 __all__ = ["Receipt", "Sink", "TurnRequest"]
 
@@ -24,6 +25,8 @@ class TurnRequest(msgspec.Struct, frozen=True):
         request_id: The router's id of the turn, sent to both hops.
         conversation_id: The client's, when it named one.
         headers: Header lines for engines.
+        workload: The workload class that the client names.
+        facts: What routing worked out about it.
     """
 
     kind: ApiKind
@@ -32,6 +35,8 @@ class TurnRequest(msgspec.Struct, frozen=True):
     request_id: str
     conversation_id: str | None
     headers: bytes
+    workload: str | None = None
+    facts: Facts | None = None
 
     @property
     def stream(self) -> bool:

@@ -13,7 +13,7 @@ import orjson
 
 from kvduplex_router.conversations.answer import Answer, AnswerCollector
 from kvduplex_router.http.sse import event_data, frames
-from kvduplex_router.pd.usage import PromptUsage, may_name_cached, with_prompt_usage
+from kvduplex_router.pd.usage import NO_USAGE, PromptUsage, may_name_cached, with_prompt_usage
 from kvduplex_router.requests.fields import KV_PARAMS
 
 __all__ = ["StreamFilter", "decoded_frames"]
@@ -23,6 +23,7 @@ _OWNED_NAMES: Final = (KV_PARAMS, "ec_transfer_params")
 _ERROR: Final = re.compile(rb'\{\s*"error"\s*:|"type"\s*:\s*"error"')
 _TAIL_BYTES: Final = 64 * 1024
 _NESTED: Final = ("response", "message")
+_USAGE: Final = b'"usage":{'
 
 
 class StreamFilter:
@@ -70,6 +71,16 @@ class StreamFilter:
         """Whether the engine reported an error inside the stream, at its end as engines do."""
         return _ERROR.search(b"".join(self._tail)) is not None
 
+    @property
+    def counted(self) -> PromptUsage:
+        """Token counts as the engine gave them near the stream's end, when the client asked for them."""
+        for block in reversed(self._tail):
+            if (at := block.rfind(_USAGE)) >= 0:
+                start = block.rfind(b"\n\n", 0, at) + 1
+                chunk = _decoded(block[start : block.find(b"\n\n", at)].strip())
+                return NO_USAGE if chunk is None else PromptUsage.parse(_usage(chunk))
+        return NO_USAGE
+
     def answer(self) -> Answer | None:
         """What was generated; None when it was not collected or reuse must not rest on it."""
         return None if self._collector is None else self._collector.result()
@@ -99,6 +110,10 @@ class StreamFilter:
         if "choices" in chunk and not chunk["choices"] and not chunk.get("usage"):
             return b""
         return _rebuilt(frame, chunk)
+
+
+def _usage(chunk: dict[str, Any]) -> object:
+    return chunk.get("usage") or next((chunk[n].get("usage") for n in _NESTED if isinstance(chunk.get(n), dict)), None)
 
 
 def decoded_frames(block: bytes) -> Iterator[dict[str, Any]]:

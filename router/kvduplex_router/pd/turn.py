@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import orjson
 
 from kvduplex_router.clock import Clock
@@ -30,6 +31,7 @@ from kvduplex_router.pd.request import Receipt, Sink, TurnRequest
 from kvduplex_router.pd.shape import decode_body
 from kvduplex_router.pd.whole import WholeTurn
 from kvduplex_router.routing.admission import Admission, Seat
+from kvduplex_router.routing.service import RoutingService
 from kvduplex_router.telemetry.metrics import Metrics
 from kvduplex_transfer.leases.params import ClaimOffer, Retention, new_lease_id, prefill_params
 
@@ -72,7 +74,9 @@ class TurnRunner:
         metrics: Metrics,
         policy: TurnPolicy,
         clock: Clock,
+        routing: RoutingService,
     ) -> None:
+        self._routing = routing
         self._fleet = fleet
         self._admission = admission
         self._conversations = conversations
@@ -96,6 +100,14 @@ class TurnRunner:
             RouterError: No answer; nothing was sent to the client.
             BrokenStreamError: The answer broke off; the client was told so.
         """
+        facts = await self._routing.facts(
+            request.kind,
+            request.body,
+            tenant=request.tenant,
+            conversation_id=request.conversation_id,
+            named=request.workload,
+        )
+        request = msgspec.structs.replace(request, facts=facts)
         if not self._fleet.disaggregated:
             await self._whole.run(request, sink, receipt, plan="replica")
         elif (reason := request.kind.whole_because(request.body)) is not None:
@@ -153,7 +165,7 @@ class TurnRunner:
         self, request: TurnRequest, receipt: Receipt, continuation: Continuation, decode: Engine, tried: Attempts
     ) -> Prefilled | None:
         """One prefill hop for a decode engine; None when the engine failed, or none is left to ask."""
-        context = tried.context()
+        context = tried.context(facts=request.facts)
         try:
             seat = await self._admission.seat(self._fleet.partners(decode), context, what="prefill")
         except UnavailableError:
@@ -166,6 +178,7 @@ class TurnRunner:
         began = self._clock()
         try:
             prefilled = await self._prefill.run(request, seat.engine, params, resend=fresh)
+            seat.first()
         except HopFailedError as error:
             self._failed("prefill", request, error, tried)
             if not fresh and error.reason == "status":
@@ -174,6 +187,7 @@ class TurnRunner:
         finally:
             seat.leave()
         self._metrics.hop_seconds.observe(self._clock() - began, "prefill")
+        self._routing.answered(seat, request.facts, prefilled.usage.prompt_tokens, prefilled.usage.cached_tokens)
         receipt.cached_tokens = prefilled.usage.cached_tokens
         self._accounts.tokens(prefilled.usage)
         return prefilled

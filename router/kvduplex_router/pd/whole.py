@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from kvduplex_router.errors import UnavailableError
-from kvduplex_router.fleet.engine import Engine
 from kvduplex_router.fleet.fleet import Fleet
 from kvduplex_router.pd.attempts import Accounts, Attempts
 from kvduplex_router.pd.client_view import client_error, response_headers
@@ -12,6 +13,7 @@ from kvduplex_router.pd.hop import HopFailedError
 from kvduplex_router.pd.request import Receipt, Sink, TurnRequest
 from kvduplex_router.pd.shape import whole_body
 from kvduplex_router.routing.admission import Admission, Seat
+from kvduplex_router.routing.service import RoutingService
 
 __all__ = ["WholeTurn"]
 
@@ -19,7 +21,10 @@ __all__ = ["WholeTurn"]
 class WholeTurn:
     """Sends requests whole to decode engines, or to plain replicas where there are no roles."""
 
-    def __init__(self, *, fleet: Fleet, admission: Admission, answer: AnswerHop, accounts: Accounts) -> None:
+    def __init__(
+        self, *, fleet: Fleet, admission: Admission, answer: AnswerHop, accounts: Accounts, routing: RoutingService
+    ) -> None:
+        self._routing = routing
         self._fleet = fleet
         self._admission = admission
         self._answer = answer
@@ -36,9 +41,9 @@ class WholeTurn:
         receipt.cached_tokens = None
         tried = Attempts()
         while True:
-            seat = await self._seat(tried)
+            seat = await self._seat(request, tried)
             try:
-                return await self._ask(request, sink, receipt, seat.engine)
+                return await self._ask(request, sink, receipt, seat)
             except HopFailedError as error:
                 tried.note(error)
                 self._accounts.failure("whole", request, error)
@@ -47,21 +52,27 @@ class WholeTurn:
             finally:
                 seat.leave()
 
-    async def _seat(self, tried: Attempts) -> Seat:
+    async def _seat(self, request: TurnRequest, tried: Attempts) -> Seat:
         what = "decode" if self._fleet.disaggregated else "serving"
         try:
-            return await self._admission.seat(self._fleet.whole, tried.context(), what=what)
+            return await self._admission.seat(self._fleet.whole, tried.context(facts=request.facts), what=what)
         except UnavailableError:
             if tried.last is None:
                 raise
             raise client_error(tried.last) from tried.last
 
-    async def _ask(self, request: TurnRequest, sink: Sink, receipt: Receipt, engine: Engine) -> None:
+    async def _ask(self, request: TurnRequest, sink: Sink, receipt: Receipt, seat: Seat) -> None:
+        engine = seat.engine
+        if seat.reservation is not None and not request.stream:  # nothing shows when its prompt is computed
+            asyncio.get_running_loop().call_later(seat.reservation.expected_s, seat.reservation.end)
         receipt.engines.append(engine.name)
         headers = response_headers(request, receipt)
         body = whole_body(request.body)
-        answered = await self._answer.run(request, engine, body, sink, headers=headers, usage=None, collect=False)
+        answered = await self._answer.run(
+            request, engine, body, sink, headers=headers, usage=None, collect=False, on_first=seat.first
+        )
         if answered.failed:
             receipt.outcome = "engine_error"
         receipt.cached_tokens = answered.usage.cached_tokens
         self._accounts.tokens(answered.usage)
+        self._routing.answered(seat, request.facts, answered.usage.prompt_tokens, answered.usage.cached_tokens)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvduplex_router.errors import SaturatedError, UnavailableError
 from kvduplex_router.fleet.engine import Engine
+from kvduplex_router.routing.desk import Reservation
 from kvduplex_router.routing.picker import PickContext, Picker
 
 __all__ = ["Admission", "Seat"]
@@ -19,21 +20,38 @@ __all__ = ["Admission", "Seat"]
 _RETRY_AFTER_S = 2
 
 
+Reserve = Callable[[Engine, PickContext], Reservation | None]
+"""Enters a request into the figures of the engine that it was given to."""
+
+
 class Seat:
-    """One request's place at an engine; given back exactly once."""
+    """One request's place at an engine; given back exactly once.
 
-    __slots__ = ("_admission", "engine")
+    Attributes:
+        engine: Where.
+        reservation: Its work there, where that is counted.
+    """
 
-    def __init__(self, engine: Engine, admission: Admission) -> None:
+    __slots__ = ("_admission", "engine", "reservation")
+
+    def __init__(self, engine: Engine, admission: Admission, reservation: Reservation | None = None) -> None:
         self.engine = engine
+        self.reservation = reservation
         self._admission: Admission | None = admission
         engine.in_flight += 1
+
+    def first(self) -> None:
+        """The engine has computed the prompt."""
+        if self.reservation is not None:
+            self.reservation.first()
 
     def leave(self) -> None:
         """Give the seat back; further calls do nothing."""
         admission, self._admission = self._admission, None
         if admission is not None:
             self.engine.in_flight -= 1
+            if self.reservation is not None:
+                self.reservation.end()
             admission.seat_free()
 
 
@@ -45,10 +63,20 @@ class _Waiter:
 
 
 class Admission:
-    """Seats over all engines, with one first-come queue."""
+    """Seats over all engines, with one first-come queue.
 
-    def __init__(self, picker: Picker, *, queued: int, queue_s: float) -> None:
+    Args:
+        picker: Chooses engines.
+        queued: Requests that may wait.
+        queue_s: How long one waits.
+        reserve: Enters requests into engines' figures.
+    """
+
+    def __init__(
+        self, picker: Picker, *, queued: int, queue_s: float, reserve: Reserve = lambda _engine, _context: None
+    ) -> None:
         self._picker = picker
+        self._reserve = reserve
         self._limit = queued
         self._queue_s = queue_s
         self._waiters: deque[_Waiter] = deque()
@@ -72,7 +100,7 @@ class Admission:
         """
         engine = None if self._waiters else self._picker.pick(candidates, context)
         if engine is not None:
-            return Seat(engine, self)
+            return self._seat(engine, context)
         if not any(each.usable and each.name not in context.excluded for each in candidates):
             message = f"no {what} engine is usable now; /ready says which are down"
             raise UnavailableError(message, retry_after_s=_RETRY_AFTER_S)
@@ -87,7 +115,10 @@ class Admission:
                 continue
             engine = self._picker.pick(waiter.candidates, waiter.context)
             if engine is not None:
-                waiter.granted.set_result(Seat(engine, self))
+                waiter.granted.set_result(self._seat(engine, waiter.context))
+
+    def _seat(self, engine: Engine, context: PickContext) -> Seat:
+        return Seat(engine, self, self._reserve(engine, context))
 
     async def _wait(self, waiter: _Waiter, what: str) -> Seat:
         if len(self._waiters) >= self._limit:

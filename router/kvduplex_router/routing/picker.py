@@ -3,25 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Final, Protocol
 
 import msgspec
 
 from kvduplex_router.fleet.engine import Engine
+from kvduplex_router.routing.facts import Facts
 
-__all__ = ["LeastInFlight", "PickContext", "Picker"]
+__all__ = ["Choice", "LeastInFlight", "PickContext", "Picker", "Reason"]
 
 
-class PickContext(msgspec.Struct, frozen=True):
+class Reason(StrEnum):
+    """What decided a choice."""
+
+    LOAD = "load"
+    ROUND_ROBIN = "round_robin"
+    SESSION = "session"
+    HOME = "home"
+    OVERLAP = "overlap"
+    SPILL = "spill"
+    """Another engine holds more of the prompt and was too busy."""
+
+
+class PickContext(msgspec.Struct):
     """What a choice may depend on.
 
     Attributes:
         preferred: Name of the engine that holds this conversation's KV.
         excluded: Engines that already failed this turn.
+        facts: What was worked out about the request; None where only load and preference count.
+        chosen: What a policy decided, set by the picker.
     """
 
     preferred: str | None = None
     excluded: frozenset[str] = frozenset()
+    facts: Facts | None = None
+    chosen: Choice | None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """An engine, and why it was picked.
+
+    Attributes:
+        engine: Which.
+        reason: What decided.
+        overlap: Prompt tokens it is expected to hold.
+        runner_up: Who came second.
+    """
+
+    engine: Engine
+    reason: Reason
+    overlap: int = 0
+    runner_up: Engine | None = None
 
 
 class Picker(Protocol):

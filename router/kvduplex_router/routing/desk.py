@@ -1,0 +1,163 @@
+"""What the router knows of an engine beyond its health: what it sent there, what that costs, what it may believe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from kvduplex_router.clock import Clock
+from kvduplex_router.events.trust import TrustKeeper
+from kvduplex_router.fleet.engine import Engine, EngineRole
+from kvduplex_router.routing.cost import EngineCost, Work
+
+__all__ = ["Desk", "Desks", "Reservation"]
+
+_OWN_SAMPLES: Final = 8
+_TYPICAL_TOKENS: Final = 1_000
+_MEMORY: Final = 16
+
+
+class Desk:
+    """One engine's figures.
+
+    Attributes:
+        pending_tokens: Prompt tokens to compute of requests sent there and not yet begun to be answered.
+        pending: Those requests.
+        cost: What work costs there.
+        trust: How far its events may be believed.
+        belief: Part of what the router remembers of prompts sent there that the engine turned out to hold.
+        typical: Running mean of the prompt tokens a request had it compute.
+    """
+
+    __slots__ = ("_prior", "belief", "cost", "pending", "pending_tokens", "trust", "typical")
+
+    def __init__(self, prior: EngineCost) -> None:
+        self.pending_tokens = 0
+        self.pending = 0
+        self._prior = prior
+        self.cost = EngineCost(prior)
+        self.trust = TrustKeeper()
+        self.belief = 1.0
+        self.typical: float = _TYPICAL_TOKENS
+
+    @property
+    def prices(self) -> EngineCost:
+        """Its own cost model, or that of its role until it has been seen often enough."""
+        return self.cost if self.cost.samples >= _OWN_SAMPLES else self._prior
+
+    def wait_s(self, engine: Engine) -> float:
+        """Seconds until it would begin with another request: the prompts ahead, and what decoding slows it down."""
+        prices = self.prices
+        decoding = engine.in_flight - self.pending
+        load = engine.load
+        ahead = float(self.pending_tokens)
+        if load is not None:
+            if load.waiting is not None and load.waiting > self.pending:
+                ahead += (load.waiting - self.pending) * self.typical
+            if load.running is not None and load.running > decoding:
+                decoding = int(load.running)
+        return prices.per_token * ahead + prices.per_running * decoding
+
+    def learn(self, work: Work, seconds: float) -> None:
+        """A request's first token came after `seconds`."""
+        self.cost.learn(work, seconds)
+        self._prior.learn(work, seconds)
+        self.typical += (work.computed - self.typical) / _MEMORY
+
+    def remember(self, predicted: int, delivered: int) -> None:
+        """So many tokens were remembered of a prompt, and so many were held."""
+        if predicted > 0:
+            self.belief += (min(1.0, delivered / predicted) - self.belief) / _MEMORY
+
+
+class Desks:
+    """A desk for each engine, made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._desks: dict[str, Desk] = {}
+        self._priors = {role: EngineCost() for role in EngineRole}
+
+    def of(self, engine: Engine) -> Desk:
+        """The engine's desk."""
+        desk = self._desks.get(engine.name)
+        if desk is None:
+            desk = self._desks[engine.name] = Desk(self._priors[engine.role])
+        return desk
+
+    def find(self, name: str) -> Desk | None:
+        """The desk of that name."""
+        return self._desks.get(name)
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """Clear the desks of engines that have left."""
+        for name in set(self._desks).difference(names):
+            del self._desks[name]
+
+
+class Reservation:
+    """A request's place in an engine's figures, from the decision on; every way a request can end leads through `end`.
+
+    Args:
+        desk: The engine's.
+        engine: The engine.
+        computed: Prompt tokens it is expected to compute.
+        pulled: Prompt tokens it is expected to read from another.
+        clock: Monotonic seconds.
+
+    Attributes:
+        ahead: Prompt tokens to compute of requests before it.
+        running: Requests that were being decoded.
+        expected_s: Seconds until its first token, as expected.
+        first_s: As it came; None when it has not, or nothing shows it.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_computed",
+        "_desk",
+        "_open",
+        "_pulled",
+        "ahead",
+        "began",
+        "expected_s",
+        "first_s",
+        "running",
+    )
+
+    def __init__(self, desk: Desk, engine: Engine, computed: int, pulled: int, clock: Clock) -> None:
+        self._desk = desk
+        self._clock = clock
+        self._computed = computed
+        self._pulled = pulled
+        self._open = True
+        self.ahead = desk.pending_tokens
+        self.running = engine.in_flight - desk.pending
+        self.began = clock()
+        self.expected_s = desk.prices.seconds(Work(computed, self.ahead, self.running, pulled))
+        self.first_s: float | None = None
+        desk.pending_tokens += computed
+        desk.pending += 1
+
+    def first(self) -> None:
+        """The first token came: the prompt is computed."""
+        if self._open:
+            self.first_s = self._clock() - self.began
+            self._settle()
+
+    def end(self) -> None:
+        """The request ended, however."""
+        if self._open:
+            self._settle()
+
+    def learn(self, prompt: int | None, cached: int | None) -> None:
+        """What the engine said of the prompt teaches what work costs there."""
+        if self.first_s is None:
+            return
+        known = prompt is not None and cached is not None
+        computed = max(1, (prompt or 0) - (cached or 0)) if known else self._computed
+        self._desk.learn(Work(computed, self.ahead, self.running, self._pulled), self.first_s)
+
+    def _settle(self) -> None:
+        self._open = False
+        self._desk.pending_tokens -= self._computed
+        self._desk.pending -= 1

@@ -1,0 +1,121 @@
+"""The engines that may be picked, with what many picks in a row have in common: who is idle, who ranks first for a key.
+
+A fleet of a few is looked at anew for each pick. Of a large one a picture is kept for some milliseconds, in which the
+router's own picks are the only changes that matter, and those are looked up where they matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from kvduplex_router.clock import Clock
+from kvduplex_router.fleet.engine import Engine
+from kvduplex_router.routing.desk import Desk, Desks
+from kvduplex_router.routing.rendezvous import SLACK, bounded, engine_seed, weights
+
+__all__ = ["Roster", "Rosters"]
+
+_FEW: Final = 24
+_KEPT_S: Final = 0.005
+_SHORTLIST: Final = 6
+_TOP: Final = 4
+
+
+class Roster:
+    """Usable engines of one candidate list, at one moment.
+
+    Attributes:
+        engines: In the order of the candidates.
+        idle: Those that would begin first, the soonest first.
+        slowest_s: The longest wait among them.
+    """
+
+    def __init__(self, engines: list[Engine], desks: Desks, saturated: frozenset[str]) -> None:
+        self.engines = engines
+        self._desks = desks
+        self.saturated = saturated
+        self._in_flight = sum([engine.in_flight for engine in engines])
+        self._seeds = np.array([engine_seed(engine.name) for engine in engines], np.uint64)
+        self._names = {engine.name: engine for engine in engines}
+        waits = [desks.of(engine).wait_s(engine) for engine in engines]
+        order = sorted(range(len(engines)), key=waits.__getitem__)
+        self.idle = [engines[i] for i in order[:_SHORTLIST]]
+        self.slowest_s = max(waits, default=0.0)
+
+    def __len__(self) -> int:
+        return len(self.engines)
+
+    def find(self, name: str) -> Engine | None:
+        """The engine of that name, if it may be picked."""
+        return self._names.get(name)
+
+    def desk(self, engine: Engine) -> Desk:
+        """Its desk."""
+        return self._desks.of(engine)
+
+    def preferred(self, key: int, factor: float) -> Engine | None:
+        """The engine that a key is hashed to, passing over those with more than `factor` times the mean load."""
+        if len(self.engines) <= _TOP:
+            return bounded(key, self.engines, factor)
+        ranks = weights(self._seeds, key)
+        top = np.argpartition(ranks, -_TOP)[-_TOP:]
+        limit = math.ceil(factor * (self._in_flight + 1) / len(self.engines)) + SLACK
+        for i in top[np.argsort(ranks[top])[::-1]].tolist():
+            engine: Engine = self.engines[i]
+            if engine.in_flight < limit:
+                return engine
+        return bounded(key, self.engines, factor)
+
+
+class Rosters:
+    """Makes rosters, and keeps those of large fleets for a moment.
+
+    Args:
+        desks: Figures of the engines.
+        clock: Monotonic seconds.
+        saturated_kv: KV use from which an engine is passed over while others can serve.
+        saturated_waiting: Requests waiting in it from which the same holds.
+    """
+
+    def __init__(self, desks: Desks, *, clock: Clock, saturated_kv: float, saturated_waiting: int) -> None:
+        self._desks = desks
+        self._clock = clock
+        self._kv = saturated_kv
+        self._waiting = saturated_waiting
+        self._kept: dict[int, tuple[float, int, Roster]] = {}
+
+    def of(self, candidates: Sequence[Engine], excluded: frozenset[str]) -> Roster:
+        """Usable candidates with a free place, without saturated ones unless all are."""
+        if len(candidates) <= _FEW or excluded:
+            return self._made(candidates, excluded)
+        now = self._clock()
+        kept = self._kept.get(id(candidates))
+        if kept is not None and now < kept[0] and kept[1] == len(candidates):
+            return kept[2]
+        roster = self._made(candidates, excluded)
+        self._kept[id(candidates)] = (now + _KEPT_S, len(candidates), roster)
+        return roster
+
+    def forget(self) -> None:
+        """Look again: an engine of a kept roster turned out not to be usable."""
+        self._kept.clear()
+
+    def _made(self, candidates: Sequence[Engine], excluded: frozenset[str]) -> Roster:
+        usable = [engine for engine in candidates if engine.usable and engine.has_place]
+        if excluded:
+            usable = [engine for engine in usable if engine.name not in excluded]
+        full = frozenset([engine.name for engine in usable if engine.load is not None and self._saturated(engine)])
+        if full and len(full) < len(usable):
+            usable = [engine for engine in usable if engine.name not in full]
+        return Roster(usable, self._desks, full)
+
+    def _saturated(self, engine: Engine) -> bool:
+        load = engine.load
+        if load is None:
+            return False
+        waiting, usage = load.waiting or 0, load.kv_usage or 0.0
+        return waiting >= self._waiting or (usage >= self._kv and waiting > 0)

@@ -1,0 +1,195 @@
+"""Routing put together: what is known of engines, what is worked out of requests, and what is learned from answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from kvduplex_router.clock import Clock
+from kvduplex_router.config import Plan, Policy, RoutingConfig
+from kvduplex_router.events.index import BlockIndex
+from kvduplex_router.events.service import Endpoints, EventService
+from kvduplex_router.events.trust import Trust, TrustKeeper
+from kvduplex_router.fleet.engine import Engine
+from kvduplex_router.fleet.fleet import Fleet
+from kvduplex_router.routing.admission import Seat
+from kvduplex_router.routing.desk import Desks, Reservation
+from kvduplex_router.routing.facts import Facts
+from kvduplex_router.routing.learned import LearnedPrefixes
+from kvduplex_router.routing.picker import PickContext
+from kvduplex_router.routing.policy import PolicyPicker
+from kvduplex_router.routing.producer import FactProducer
+from kvduplex_router.routing.report import Family, families
+from kvduplex_router.routing.roster import Rosters
+from kvduplex_router.tokens.files import load_files
+from kvduplex_router.tokens.tokeniser import Tokeniser
+
+__all__ = ["RoutingService"]
+
+_log = logging.getLogger("kvduplex.router.routing")
+_RECENT_TOKENS: Final = 65_536
+_FORGET_S: Final = 2.0
+
+
+class RoutingService:
+    """See the module; one a process.
+
+    Args:
+        config: The section.
+        fleet: The engines.
+        clock: Monotonic seconds.
+
+    Raises:
+        ConfigError: The tokenizer cannot be read.
+
+    Attributes:
+        picks: Choices by class, policy and reason.
+        predicted: Prompt tokens expected to be held where requests were sent.
+        off: Of those, by how many the expectation missed, either way.
+        miscounted: Requests whose prompt the engine counted otherwise.
+    """
+
+    def __init__(self, config: RoutingConfig, fleet: Fleet, *, clock: Clock) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._clock = clock
+        limits = config.events
+        self.desks = Desks()
+        self.index = BlockIndex(max_blocks=limits.max_blocks, max_engines=limits.max_engines)
+        self.learned = LearnedPrefixes(
+            max_units=limits.learned_units,
+            max_engines=limits.max_engines,
+            engine_tokens=limits.learned_engine_tokens,
+        )
+        self.recent = LearnedPrefixes(
+            max_units=limits.learned_units, max_engines=limits.max_engines, engine_tokens=_RECENT_TOKENS
+        )
+        files = None if config.tokenizer is None else load_files(config.tokenizer)
+        self.tokeniser = Tokeniser(files, cache_bytes=config.token_cache_bytes)
+        rosters = Rosters(
+            self.desks, clock=clock, saturated_kv=config.saturated_kv, saturated_waiting=config.saturated_waiting
+        )
+        self.picker = PolicyPicker(rosters, bounded_load=config.bounded_load)
+        self._producer = FactProducer(
+            config, tokeniser=self.tokeniser, index=self.index, learned=self.learned, recent=self.recent,
+            desks=self.desks, count_always=Plan.CONTINUE in config.plans,
+        )  # fmt: skip
+        self._events = EventService(self.index, trust=self._trust, wanted=self._publishers, clock=clock)
+        self._listens = config.uses(Policy.KV_EVENTS)
+        self.facts = self._producer.facts
+        self.picks: Counter[tuple[str, str, str]] = Counter()
+        self.predicted = 0
+        self.off = 0
+        self.miscounted = 0
+
+    @property
+    def events(self) -> EventService:
+        """The engines' events."""
+        return self._events
+
+    async def run(self) -> None:
+        """Follow events and engines that come and go, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._forget_forever())
+            if self._listens:
+                group.create_task(self._events.run())
+
+    def reserve(self, engine: Engine, context: PickContext) -> Reservation | None:
+        """A request was given to an engine: from now on it counts there, and its prompt is taken to be held there."""
+        facts = context.facts
+        if facts is None:
+            return None
+        choice = context.chosen
+        if choice is not None:
+            self.picks[facts.workload.name, facts.workload.policy.value, choice.reason.value] += 1
+        if facts.prompt is None:
+            return None
+        overlap = max(facts.overlaps.get(engine.name, 0), facts.pullable)
+        reservation = Reservation(
+            self.desks.of(engine), engine, max(0, facts.tokens - overlap), facts.pullable, self._clock
+        )
+        if facts.units:
+            self.learned.sent(engine.name, facts.units)
+            if facts.workload.policy is Policy.KV_EVENTS:
+                self.recent.sent(engine.name, facts.units)
+        return reservation
+
+    def answered(self, seat: Seat, facts: Facts | None, prompt: int | None, cached: int | None) -> None:
+        """A prompt was computed: learn from how long it took, and from what the engine says it held.
+
+        Args:
+            seat: Where.
+            facts: The request's.
+            prompt: Prompt tokens as the engine counted them; None when it did not say.
+            cached: Of those, tokens that it did not compute; None when it did not say.
+        """
+        if seat.reservation is not None:
+            seat.reservation.learn(prompt, cached)
+        if facts is not None:
+            self._reported(seat.engine, facts, prompt, cached)
+
+    def _reported(self, engine: Engine, facts: Facts, prompt: int | None, cached: int | None) -> None:
+        """What is believed of an engine is set right by what it says."""
+        if prompt is None or cached is None or facts.prompt is None:
+            return
+        predicted = facts.overlaps.get(engine.name, 0)
+        self.predicted += predicted
+        if facts.prompt.exact and facts.prompt.count != prompt:
+            self._count_differs(facts.prompt.count, prompt)
+        self.off += abs(predicted - cached)
+        desk = self.desks.of(engine)
+        desk.remember(facts.remembered.get(engine.name, 0), cached)
+        if facts.prompt.exact and facts.workload.policy is Policy.KV_EVENTS and desk.trust.judge(
+            predicted, cached, prompt
+        ):  # fmt: skip
+            self._events.distrust(engine.name)
+
+    def engine_names(self) -> list[str]:
+        """All engines."""
+        return [engine.name for engine in self._fleet.engines]
+
+    def families(self) -> Iterator[Family]:
+        """For metrics."""
+        return families(self)
+
+    def trust(self, engine: str) -> Trust:
+        """How far an engine's events are believed."""
+        desk = self.desks.find(engine)
+        return Trust.SILENT if desk is None else desk.trust.state
+
+    def _count_differs(self, here: int, there: int) -> None:
+        self.miscounted += 1
+        if self.miscounted == 1:
+            _log.warning(
+                "a prompt has %d tokens by the router's tokenizer and %d by the engine's: tokenizer or chat template "
+                "differ, so blocks cannot be compared; give the served model's folder as routing.tokenizer",
+                here,
+                there,
+            )
+
+    def _trust(self, name: str) -> TrustKeeper:
+        engine = self._fleet.find(name)
+        assert engine is not None  # noqa: S101 - `_publishers` lists engines of the fleet
+        return self.desks.of(engine).trust
+
+    def _publishers(self) -> dict[str, Endpoints]:
+        return {
+            engine.name: (engine.address.kv_events, engine.address.kv_replay)
+            for engine in self._fleet.engines
+            if engine.address.kv_events is not None
+        }
+
+    async def _forget_forever(self) -> None:
+        """Drop what is known of engines that left; twice gone in a row, so that one that comes back keeps it."""
+        known: set[str] = set()
+        while True:
+            await asyncio.sleep(_FORGET_S)
+            now = {engine.name for engine in self._fleet.engines}
+            for name in known - now:
+                self.learned.forget(name)
+                self.recent.forget(name)
+            self.desks.keep_only(now)
+            known = now
