@@ -134,7 +134,9 @@ def _run(campaign: Campaign, output: Path, console: Console) -> None:
     keys = campaign.keys
     done = len(journal.done & set(keys))
     if done:
-        console.print(f"{output}: {done} of {len(keys)} segments are there already; going on.", highlight=False)
+        console.print(
+            f"{output}: {done} of {len(keys)} segments are there already; going on.", highlight=False, soft_wrap=True
+        )
     try:
         with _stoppable(), reporting(console, total=len(keys), done=done) as reporter:
             if done < len(keys):
@@ -145,12 +147,13 @@ def _run(campaign: Campaign, output: Path, console: Console) -> None:
             f"Interrupted: {len(keys) - left} of {len(keys)} segments are in {output}, marked partial. "
             "The same command goes on.",
             highlight=False,
+            soft_wrap=True,
         )
         raise typer.Exit(_INTERRUPTED) from None
     finally:
         journal.close()
     show(load(output), Console(width=150))
-    console.print(f"Results: {output}. Figures: kvduplex bench plot {output}", highlight=False)
+    console.print(f"Results: {output}. Figures: kvduplex bench plot {output}", highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -261,5 +264,7 @@ def _headers(variable: str) -> dict[str, str]:
 
 
 def _complain(console: Console, error: BenchError) -> NoReturn:
-    console.print(f"[red]bench multiturn:[/red] {str(error).replace('[', chr(92) + '[')}", highlight=False)
+    console.print(
+        f"[red]bench multiturn:[/red] {str(error).replace('[', chr(92) + '[')}", highlight=False, soft_wrap=True
+    )
     raise typer.Exit(1) from error

@@ -23,7 +23,7 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """A line of its own."""
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def begin(self, point: Point) -> None:
         """A segment begins."""

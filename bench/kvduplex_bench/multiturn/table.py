@@ -21,9 +21,11 @@ def show(results: Results, console: Console) -> None:
         console.print(_table(results, setting))
     for check in checks(results):
         mark = "[green]holds[/green]" if check.holds else "[red]fails[/red]"
-        console.print(f"{mark}  {check.what}: {check.seen} ({check.bar})", highlight=False)
+        console.print(f"{mark}  {check.what}: {check.seen} ({check.bar})", highlight=False, soft_wrap=True)
     if not results.complete:
-        console.print(f"[yellow]Partial:[/yellow] the run in {results.path} is not complete.", highlight=False)
+        console.print(
+            f"[yellow]Partial:[/yellow] the run in {results.path} is not complete.", highlight=False, soft_wrap=True
+        )
 
 
 def _table(results: Results, setting: str) -> Table:

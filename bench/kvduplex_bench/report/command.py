@@ -30,7 +30,7 @@ def plot(
         results = load(record)
         written = write_report(results, output or record.parent / record.stem)
     except BenchError as error:
-        console.print(f"[red]bench plot:[/red] {error}", highlight=False)
+        console.print(f"[red]bench plot:[/red] {error}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
     if not results.complete:
         console.print(

@@ -163,7 +163,7 @@ def _stacks(axes: Axes, results: Results, setting: str, arms: Sequence[Arm]) -> 
 
 
 def _prefix_axis(axes: Axes, prefixes: Sequence[int]) -> None:
-    below = axes.secondary_xaxis(-0.24)
+    below = axes.secondary_xaxis(-0.15)
     below.set_xticks(range(len(prefixes)), [f"{prefix / 1e3:g}k" for prefix in prefixes])
     below.tick_params(length=0)
     below.spines["bottom"].set_visible(False)
