@@ -52,7 +52,7 @@ def build_cluster(app: App, cluster: Cluster, *, account: str | None) -> Cluster
     place = {"account": account, "zones": zones_of(cluster)}
     network = NetworkStack(app, cluster=cluster, **place)
     identity = IdentityStack(app, cluster=cluster, **place)
-    state = StateStack(app, cluster=cluster, network=network, **place) if cluster.state.enabled else None
+    state = StateStack(app, cluster=cluster, network=network, **place) if cluster.shares_state else None
     engines = EnginesStack(app, cluster=cluster, network=network, identity=identity, **place)
     router = RouterStack(app, cluster=cluster, network=network, identity=identity, state=state, **place)
     # A router has nothing to serve, and is not ready, before there are engines.

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from kvduplex.aws.reporter import NAMESPACE
 from kvduplex.node.discovery import CLUSTER_TAG, ROLE_TAG
 
-__all__ = ["ENGINES_PER_MACHINE", "EVENTS_PORT", "METRIC_NAMESPACE", "ROUTER_PORT", "Names"]
+__all__ = ["ENGINES_PER_MACHINE", "EVENTS_PORT", "METRIC_NAMESPACE", "ROUTER_PORT", "STATE_USER", "Names"]
 
 METRIC_NAMESPACE = NAMESPACE
 ENGINES_PER_MACHINE = 32
 """Width of every port range that engines of one machine may take."""
 EVENTS_PORT = 5557
 ROUTER_PORT = 8000
+STATE_USER = "kvduplex-router"
+"""The routers' user in the shared store."""
 
 
 @dataclass(frozen=True, slots=True)

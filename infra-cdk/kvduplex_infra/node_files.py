@@ -22,6 +22,7 @@ from kvduplex.node.config import (
     NodeConfig,
     NodeRole,
     RouterSettings,
+    State,
 )
 from kvduplex.node.discovery import CLUSTER_TAG
 from kvduplex.node.document import NodeConfigError
@@ -29,14 +30,25 @@ from kvduplex.node.engine import engine_plan_of
 from kvduplex.node.user_data import render_user_data
 from kvduplex_infra.cluster.model import Cluster, Fleet
 from kvduplex_infra.errors import ClusterFileError
-from kvduplex_infra.names import ROUTER_PORT, Names
+from kvduplex_infra.names import ROUTER_PORT, STATE_USER, Names
 from kvduplex_transfer.interface import EnginePlan, Role
 
-__all__ = ["CLIENT_KEYS", "ENGINE_KEY", "engine_node", "engine_plan", "router_node", "user_data"]
+__all__ = [
+    "CLIENT_KEYS",
+    "ENGINE_KEY",
+    "STATE_ENDPOINT",
+    "STATE_PASSWORD",
+    "engine_node",
+    "engine_plan",
+    "router_node",
+    "user_data",
+]
 
 CLIENT_KEYS = "arn:aws:secretsmanager:us-east-1:000000000000:secret:client-keys"
 _SOME_ADDRESS = "192.0.2.1"
 ENGINE_KEY = "arn:aws:secretsmanager:us-east-1:000000000000:secret:engine-key"
+STATE_PASSWORD = "arn:aws:secretsmanager:us-east-1:000000000000:secret:state-password"  # noqa: S105 - a placeholder
+STATE_ENDPOINT = "store.invalid:6379"
 
 
 def engine_node(cluster: Cluster, role: str, fleet: Fleet, names: Names) -> NodeConfig:
@@ -89,6 +101,7 @@ def router_node(cluster: Cluster, names: Names) -> NodeConfig:
         ),
         discovery=Discovery(ec2_tags={CLUSTER_TAG: cluster.name}),
         keys=Keys(clients=KeySource(secret=CLIENT_KEYS), engines=KeySource(secret=ENGINE_KEY)),
+        state=_state() if cluster.shares_state else State(),
         **_everyone(cluster, "router", names),
     )
 
@@ -104,6 +117,11 @@ def user_data(node: NodeConfig, replacements: Mapping[str, str]) -> str:
 def _model(cluster: Cluster) -> Model:
     served = cluster.served
     return Model(id=served.id, revision=served.revision, source=served.source)
+
+
+def _state() -> State:
+    # With TLS: the store speaks nothing else.
+    return State(url=f"valkeys://{STATE_USER}@{STATE_ENDPOINT}", password=KeySource(secret=STATE_PASSWORD))
 
 
 def _everyone(cluster: Cluster, role: str, names: Names) -> dict[str, Any]:

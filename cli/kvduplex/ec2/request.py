@@ -16,14 +16,13 @@ from kvduplex.node.config import (
     Keys,
     KeySource,
     Model,
-    Name,
     NodeConfig,
     NodeRole,
-    Region,
     RouterSettings,
 )
 from kvduplex.node.discovery import CLUSTER_TAG
 from kvduplex.node.engine import has_replicas
+from kvduplex.node.values import Name, Region
 from kvduplex_transfer.errors import ConfigError
 from kvduplex_transfer.hostchecks.efa_layout import EfaLayout, network_interfaces
 from kvduplex_transfer.hostchecks.instances import Accelerator, instance_type_named

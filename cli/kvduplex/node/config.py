@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
+from kvduplex.node.values import AbsolutePath, EngineUrl, Name, Port, Region, S3Url, SecretId, StateUrl
 from kvduplex_transfer.interface import Role
 
 __all__ = [
@@ -32,6 +31,7 @@ __all__ = [
     "NodeConfig",
     "NodeRole",
     "RouterSettings",
+    "State",
 ]
 
 NODE_FILE = "/etc/kvduplex/node.yaml"
@@ -54,34 +54,6 @@ class Backend(StrEnum):
     HOST = "host"
     NEURON = "neuron"
     GPU = "gpu"
-
-
-def _absolute(value: str) -> str:
-    if not PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts:
-        raise ValueError("must be an absolute path without '..'")
-    return value
-
-
-def _engine_url(value: str) -> str:
-    url = urlsplit(value)
-    if url.scheme not in {"http", "https"} or not url.hostname or url.port is None:
-        raise ValueError("must be http://HOST:PORT, for a decode engine also http://HOST:PORT#lease=HOST:PORT")
-    if url.username or url.password or url.query:
-        raise ValueError("must hold neither credentials nor a query")
-    return value
-
-
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,38}[a-z0-9]$")]
-"""Cluster name: 2 to 40 lower-case letters, digits and hyphens; it becomes part of tags and resource names."""
-Port = Annotated[int, Field(ge=1, le=65535)]
-AbsolutePath = Annotated[str, AfterValidator(_absolute)]
-EngineUrl = Annotated[str, AfterValidator(_engine_url)]
-S3Url = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?$")]
-Region = Annotated[str, StringConstraints(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")]
-SecretId = Annotated[
-    str,
-    StringConstraints(pattern=r"^(arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:)?[A-Za-z0-9/_+=.@-]{1,512}$"),
-]
 
 
 class _Section(BaseModel):
@@ -194,6 +166,21 @@ class Keys(_Section):
     """The one key that the router presents to engines."""
 
 
+class State(_Section):
+    """The store through which routers share what they remember; without a URL each keeps it to itself."""
+
+    url: StateUrl | None = None
+    """``valkeys://USER@HOST:PORT`` with TLS, as the router's own key ``state.url``; a password may not stand in it."""
+    password: KeySource | None = None
+    """The password of that user; one line."""
+
+    @model_validator(mode="after")
+    def _nothing_without_url(self) -> Self:
+        if self.url is None and self.password is not None:
+            raise ValueError("password is given without url; write url: valkeys://USER@HOST:PORT")
+        return self
+
+
 class Leases(_Section):
     """How long a decode engine keeps a turn's KV blocks; the connector's settings of the same names."""
 
@@ -275,6 +262,7 @@ class NodeConfig(_Section):
     router: RouterSettings = RouterSettings()
     discovery: Discovery = Discovery()
     keys: Keys = Keys()
+    state: State = State()
     leases: Leases = Leases()
     logging: Logging = Logging()
     drain: Drain = Drain()
@@ -318,6 +306,8 @@ class NodeConfig(_Section):
                 f"engine.{given[0]}: role all runs two engines, which cannot share a port; leave it out, "
                 "and each has its role's usual ports"
             )
+        if self.state.url is not None and not self.runs_router:
+            raise ValueError(f"state.url: role {self.role} runs no router, which alone uses the store; remove it")
         if self.model is None and self.recipe is None:
             raise ValueError("model: give model.id (a hub id or an absolute folder) or a recipe that names one")
 

@@ -73,7 +73,9 @@ def _line(details: ErrorDetails) -> str:
 
 
 def _seen(value: object) -> str:
-    # Scalars only, and not at length: a mapping of options might hold anything.
+    # Scalars only, and not at length: a mapping of options might hold anything. A URL may hold a password.
+    if isinstance(value, str) and "@" in value:
+        return ""
     return f", got {value!r:.80}" if isinstance(value, str | int | float | None) else ""
 
 

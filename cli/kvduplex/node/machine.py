@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvduplex.node.config import NodeConfig, NodeRole
+from kvduplex.node.config import KeySource, NodeConfig, NodeRole
 from kvduplex.node.engine import LOOPBACK
 from kvduplex.node.manifest import ImageManifest
 from kvduplex.node.metadata import InstanceMetadata
@@ -65,7 +65,17 @@ class Machine:
         Raises:
             SecretError: It cannot be read.
         """
-        source = self.config.keys.engines
+        return self._single_key(self.config.keys.engines)
+
+    def state_password(self) -> str | None:
+        """The password of the store that routers share, when there is one.
+
+        Raises:
+            SecretError: It cannot be read.
+        """
+        return self._single_key(self.config.state.password)
+
+    def _single_key(self, source: KeySource | None) -> str | None:
         if source is None:
             return None
         text = read_secret(source, client=lambda: self.aws().client("secretsmanager"))

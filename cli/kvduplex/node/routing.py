@@ -14,10 +14,12 @@ from kvduplex.node.document import NodeConfigError
 from kvduplex_router.config import RouterConfig, build_config
 from kvduplex_router.errors import ConfigError
 
-__all__ = ["ENGINE_KEY_VARIABLE", "check_router_file", "router_document"]
+__all__ = ["ENGINE_KEY_VARIABLE", "STATE_PASSWORD_VARIABLE", "check_router_file", "router_document"]
 
 ENGINE_KEY_VARIABLE = "KVDUPLEX_ENGINE_KEY"
 """Environment variable that carries the engines' key to the router."""
+STATE_PASSWORD_VARIABLE = "KVDUPLEX_STATE_PASSWORD"  # noqa: S105 - its name, not its value
+"""Environment variable that carries the shared store's password to the router."""
 
 
 def router_document(config: NodeConfig, engines: Engines, *, keys_file: Path | None) -> str:
@@ -40,6 +42,8 @@ def router_document(config: NodeConfig, engines: Engines, *, keys_file: Path | N
     }
     if auth := _auth(config, keys_file):
         document["auth"] = auth
+    if config.state.url is not None:
+        document["state"] = _state(config, config.state.url)
     return yaml.safe_dump(_merged(document, router.options), sort_keys=False)
 
 
@@ -65,6 +69,12 @@ def check_router_file(path: Path) -> RouterConfig:
 def _auth(config: NodeConfig, keys_file: Path | None) -> dict[str, str]:
     auth = {"keys_file": str(keys_file)} if keys_file is not None else {}
     return auth | ({"engine_key_env": ENGINE_KEY_VARIABLE} if config.keys.engines is not None else {})
+
+
+def _state(config: NodeConfig, url: str) -> dict[str, str]:
+    # By cluster, so that clusters with one store do not take each other's conversations.
+    state = {"url": url, "namespace": config.cluster}
+    return state | ({"password_env": STATE_PASSWORD_VARIABLE} if config.state.password is not None else {})
 
 
 def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

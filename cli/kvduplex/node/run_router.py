@@ -17,7 +17,7 @@ from kvduplex.node.errors import DiscoveryError, MetadataServiceError
 from kvduplex.node.machine import Machine, stop_event, write_private
 from kvduplex.node.notify import SharedNotifier
 from kvduplex.node.router_process import SERVING
-from kvduplex.node.routing import ENGINE_KEY_VARIABLE, check_router_file, router_document
+from kvduplex.node.routing import ENGINE_KEY_VARIABLE, STATE_PASSWORD_VARIABLE, check_router_file, router_document
 from kvduplex.node.secrets import client_key_entries, read_secret
 from kvduplex.node.service import Pace, Service
 from kvduplex.node.succession import Running, Succession
@@ -25,7 +25,7 @@ from kvduplex.supervise.logs import tail
 from kvduplex.supervise.unit import Unit, UnitKind
 from kvduplex_transfer.interface import Role
 
-__all__ = ["engine_urls", "run_router"]
+__all__ = ["engine_urls", "router_environment", "run_router"]
 
 _FIRST_LINES = 1000
 
@@ -36,10 +36,18 @@ def run_router(machine: Machine) -> None:
     Raises:
         KvduplexError: A setting is wrong, no engine came, or the router failed.
     """
-    key = machine.engine_key()
     keys_file = _write_client_keys(machine)
-    environment = {**machine.environ, **({ENGINE_KEY_VARIABLE: key} if key else {})}
-    asyncio.run(_route(machine, keys_file, environment))
+    asyncio.run(_route(machine, keys_file, router_environment(machine)))
+
+
+def router_environment(machine: Machine) -> Mapping[str, str]:
+    """The router's environment, which carries its secrets: they are never written to a file.
+
+    Raises:
+        SecretError: A secret cannot be read.
+    """
+    secrets = {ENGINE_KEY_VARIABLE: machine.engine_key(), STATE_PASSWORD_VARIABLE: machine.state_password()}
+    return {**machine.environ, **{name: value for name, value in secrets.items() if value}}
 
 
 def engine_urls(config: NodeConfig, *, interpreter: str) -> Engines:

@@ -198,13 +198,11 @@ def _routers(cluster: Cluster) -> Iterator[str]:
 def notes(cluster: Cluster) -> list[str]:
     """What is allowed and yet to be known before deploying."""
     found = []
-    if cluster.router.count > 1:
+    if cluster.router.count > 1 and not cluster.shares_state:
         found.append(
-            f"router.count: {cluster.router.count} routers do not share what they remember: a turn that meets another "
-            "router than the one before is computed anew. router.count: 1 gives the most reuse, 2 the better uptime"
+            f"state.enabled: false, so {cluster.router.count} routers do not share what they remember: a turn that "
+            "meets another router than the one before is computed anew"
         )
-    if cluster.state.enabled:
-        found.append("state.enabled: true makes a store that this release's router does not read yet")
     if cluster.replicas:
         found.append(
             "prefill: absent, so KV does not move between engines, and each machine runs one engine of the recipe "

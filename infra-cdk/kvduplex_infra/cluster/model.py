@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from kvduplex.node.config import Backend, Drain, Leases, S3Url
-from kvduplex.node.config import Name as ClusterName
-from kvduplex.node.config import Region as RegionName
+from kvduplex.node.config import Backend, Drain, Leases
+from kvduplex.node.values import Name as ClusterName
+from kvduplex.node.values import Region as RegionName
+from kvduplex.node.values import S3Url
 from kvduplex_infra.cluster.access import Access, Keys, Network
 from kvduplex_infra.cluster.capacity import Capacity, OnDemand
 from kvduplex_infra.cluster.image import Image
@@ -140,6 +141,11 @@ class Cluster(Section):
         if self.recipe is None:
             raise ClusterFileError("model: missing, and there is no recipe to name one; give model.id")
         return Model(id=read_recipe(self.backend, self.recipe).model)
+
+    @property
+    def shares_state(self) -> bool:
+        """Whether the routers have a store in common."""
+        return self.router.count > 1 if self.state.enabled is None else self.state.enabled
 
     @property
     def router_image(self) -> Image:

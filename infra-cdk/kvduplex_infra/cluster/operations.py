@@ -35,7 +35,7 @@ class Budget(Section):
 class State(Section):
     """A Valkey store for what routers remember of conversations (metadata only, never KV or text)."""
 
-    enabled: bool = False
-    """Off by default: this release's router keeps its memory to itself and does not read the store."""
+    enabled: bool | None = None
+    """With several routers, which share a store or compute a conversation anew that meets another, when not given."""
     max_storage_gb: Annotated[int, Field(ge=1, le=5000)] = 1
     max_ecpu_per_second: Annotated[int, Field(ge=1000, le=15_000_000)] = 5000

@@ -16,7 +16,14 @@ from kvduplex_infra.constructs.balancer import Balancer
 from kvduplex_infra.constructs.fleet import Fleet
 from kvduplex_infra.constructs.launch_template import launch_template
 from kvduplex_infra.constructs.machine_image import image_reference
-from kvduplex_infra.node_files import CLIENT_KEYS, ENGINE_KEY, router_node, user_data
+from kvduplex_infra.node_files import (
+    CLIENT_KEYS,
+    ENGINE_KEY,
+    STATE_ENDPOINT,
+    STATE_PASSWORD,
+    router_node,
+    user_data,
+)
 from kvduplex_infra.stacks.base import ClusterStack
 from kvduplex_infra.stacks.identity import IdentityStack
 from kvduplex_infra.stacks.network import NetworkStack
@@ -106,6 +113,8 @@ class RouterStack(ClusterStack):
             CLIENT_KEYS: self._identity.client_keys.secret_arn,
             ENGINE_KEY: self._identity.engine_key.secret_arn,
         }
+        if self._state is not None:
+            replacements |= {STATE_ENDPOINT: self._state.endpoint, STATE_PASSWORD: self._state.password.secret_arn}
         return user_data(router_node(self.cluster, self.names), replacements)
 
     def _prepare_logs(self) -> None:

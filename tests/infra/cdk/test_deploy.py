@@ -113,27 +113,43 @@ def stacks(aws: Aws, cluster: str) -> dict[str, str]:
     return {s["StackName"].removeprefix(f"{cluster}-"): s["StackStatus"] for s in found if cluster in s["StackName"]}
 
 
-PARTS = {"network", "identity", "engines", "router", "observability"}
+def launch_data(aws: Aws, group: Any) -> Any:
+    """What a group's machines are launched with."""
+    wanted = group["LaunchTemplate"]["LaunchTemplateId"]
+    found = aws.client("ec2").describe_launch_template_versions(LaunchTemplateId=wanted)
+    (version,) = found["LaunchTemplateVersions"]
+    return version["LaunchTemplateData"]
+
+
+def node_file(data: Any) -> str:
+    """The node file in a launch template's user data."""
+    content: str = yaml.safe_load(base64.b64decode(data["UserData"]))["write_files"][0]["content"]
+    return content
+
+
+PARTS = {"network", "identity", "state", "engines", "router", "observability"}
 
 
 def test_trn2_is_created_with_its_efa_and_then_scaled(aws: Aws, synth: Callable[..., Path]) -> None:
-    aws.deploy(synth("trn2", state={"enabled": True}))
-    assert stacks(aws, "kvduplex-trn2") == dict.fromkeys([*PARTS, "state"], "CREATE_COMPLETE")
+    aws.deploy(synth("trn2"))
+    assert stacks(aws, "kvduplex-trn2") == dict.fromkeys(PARTS, "CREATE_COMPLETE")
     created = groups(aws)
     assert {n: g["DesiredCapacity"] for n, g in created.items() if "trn2" in n} == {
         "kvduplex-trn2-prefill": 1,
         "kvduplex-trn2-decode": 1,
         "kvduplex-trn2-router": 2,
     }
-    template = created["kvduplex-trn2-decode"]["LaunchTemplate"]
-    (version,) = aws.client("ec2").describe_launch_template_versions(LaunchTemplateId=template["LaunchTemplateId"])[
-        "LaunchTemplateVersions"
-    ]
-    data = version["LaunchTemplateData"]
+    data = launch_data(aws, created["kvduplex-trn2-decode"])
     assert [i.get("InterfaceType") for i in data["NetworkInterfaces"]].count("efa-only") == 16
-    node = yaml.safe_load(base64.b64decode(data["UserData"]))["write_files"][0]["content"]
-    secret = yaml.safe_load(node)["keys"]["engines"]["secret"]
+    secret = yaml.safe_load(node_file(data))["keys"]["engines"]["secret"]
     assert len(aws.client("secretsmanager").get_secret_value(SecretId=secret)["SecretString"]) == 48
+
+    routers = node_file(launch_data(aws, created["kvduplex-trn2-router"]))
+    state = yaml.safe_load(routers)["state"]
+    assert state["url"] == "valkeys://kvduplex-router@valkey.local:6379"
+    password = aws.client("secretsmanager").get_secret_value(SecretId=state["password"]["secret"])["SecretString"]
+    assert len(password) == 64
+    assert password not in routers
 
     aws.deploy(synth("trn2", decode={"instance_type": "trn2.48xlarge", "count": 3}))
     assert stacks(aws, "kvduplex-trn2")["engines"] == "UPDATE_COMPLETE"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kvduplex.node.config import NodeConfig
 from kvduplex.node.document import load_node
 from kvduplex_infra.checks import Assembly, inspect
 from kvduplex_transfer.hostchecks.instances import INSTANCE_TYPES
@@ -50,6 +51,13 @@ def plain(value: Any) -> str:
     return "".join(part if isinstance(part, str) else "<ref>" for part in parts)
 
 
+def node_of(data: Mapping[str, Any]) -> NodeConfig:
+    """The node file in the user data of a launch template, with something for what CloudFormation fills in."""
+    text = plain(data["UserData"]["Fn::Base64"]).replace("<ref>:<ref>", "store.local:6379").replace("<ref>", "secret")
+    (file,) = yaml.safe_load(text)["write_files"]
+    return load_node(file["content"])
+
+
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_the_validator_finds_nothing(assembly: Templates, name: str) -> None:
     found = inspect(assembly(name))
@@ -59,7 +67,7 @@ def test_the_validator_finds_nothing(assembly: Templates, name: str) -> None:
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_each_cluster_has_its_stacks(synth: Callable[..., Path], name: str) -> None:
     stacks = {path.name.split("-")[-1].removesuffix(".template.json") for path in synth(name).glob("*.template.json")}
-    assert stacks == {"network", "identity", "engines", "router", "observability"}
+    assert stacks == {"network", "identity", "state", "engines", "router", "observability"}
 
 
 @pytest.mark.parametrize(("name", "cards"), [("trn2", 16), ("trn1", 8), ("p5en", 16), ("efa-smoke", 2)])
@@ -163,9 +171,7 @@ def test_an_option_that_the_recipe_refuses_stops_the_synthesis(tmp_path: Path) -
 def test_user_data_is_a_node_file_that_machines_accept(assembly: Templates, name: str) -> None:
     templates = assembly(name)
     for template in templates.resources(TEMPLATE):
-        text = plain(template.properties["LaunchTemplateData"]["UserData"]["Fn::Base64"])
-        (file,) = yaml.safe_load(text.replace("<ref>", "kvduplex/secret"))["write_files"]
-        node = load_node(file["content"])
+        node = node_of(template.properties["LaunchTemplateData"])
         assert node.launch is not None
         assert node.drain.group is not None
         assert template.place.logical_id.lower().startswith(node.role.value)
@@ -175,8 +181,7 @@ def test_machines_and_groups_agree_on_hooks_stack_and_resource(assembly: Templat
     templates = assembly("trn2")
     for group in templates.resources(GROUP):
         role = group.place.logical_id.removesuffix("Group").lower()
-        text = plain(launch_data(templates, role)["UserData"]["Fn::Base64"])
-        node = load_node(yaml.safe_load(text.replace("<ref>", "x"))["write_files"][0]["content"])
+        node = node_of(launch_data(templates, role))
         hooks = {h["LifecycleTransition"]: h for h in group.properties["LifecycleHookSpecificationList"]}
         launching = hooks["autoscaling:EC2_INSTANCE_LAUNCHING"]
         terminating = hooks["autoscaling:EC2_INSTANCE_TERMINATING"]
@@ -321,14 +326,42 @@ def test_engines_do_not_read_client_keys(assembly: Templates) -> None:
 
 
 def test_the_store_is_reached_with_a_password_and_few_commands(assembly: Templates) -> None:
-    trn2 = assembly("trn2", state={"enabled": True})
-    assert inspect(trn2) == []
+    trn2 = assembly("trn2")
     user = one(trn2, "AWS::ElastiCache::User")
     assert "-@all" in user["AccessString"]
     assert "-@dangerous" in user["AccessString"]
     assert "~kvduplex:*" in user["AccessString"]
     assert "{{resolve:secretsmanager:" in plain(user["Passwords"][0])
     assert one(trn2, "AWS::ElastiCache::ServerlessCache")["UserGroupId"]
+
+
+def test_routers_use_the_store_with_tls_and_are_told_where_its_password_lies(assembly: Templates) -> None:
+    trn2 = assembly("trn2")
+    data = launch_data(trn2, "router")
+    node = node_of(data)
+    assert node.state.url == "valkeys://kvduplex-router@store.local:6379"
+    assert node.state.password is not None
+    assert node.state.password.secret == "secret"
+    references = [part for part in data["UserData"]["Fn::Base64"]["Fn::Join"][1] if not isinstance(part, str)]
+    pointed = {trn2.target("kvduplex-trn2-router", reference) for reference in references}
+    secrets = {place.logical_id[:8] for place in pointed if place is not None and place.stack.endswith("-state")}
+    assert {"Password", "Valkey"} <= secrets
+
+
+@pytest.mark.parametrize(
+    ("changes", "shared"),
+    [
+        ({"router": {"instance_type": "c7i.large", "count": 1}}, False),
+        ({"state": {"enabled": False}}, False),
+        ({"router": {"instance_type": "c7i.large", "count": 1}, "state": {"enabled": True}}, True),
+    ],
+)
+def test_one_router_alone_keeps_its_memory_to_itself(
+    assembly: Templates, changes: dict[str, Any], shared: bool
+) -> None:
+    cpu = assembly("cpu-smoke", **changes)
+    assert bool(list(cpu.resources("AWS::ElastiCache::ServerlessCache"))) == shared
+    assert (node_of(launch_data(cpu, "router")).state.url is not None) == shared
 
 
 def test_alarms_have_the_files_baselines(assembly: Templates) -> None:
@@ -372,8 +405,7 @@ def test_machines_are_told_the_agents_configuration_that_their_stack_writes_and_
         if statement["Action"] == "ssm:GetParameter"
     }
     for role in ("prefill", "decode", "router"):
-        text = plain(launch_data(p5en, role)["UserData"]["Fn::Base64"])
-        node = load_node(yaml.safe_load(text.replace("<ref>", "x"))["write_files"][0]["content"])
+        node = node_of(launch_data(p5en, role))
         parameter = node.logging.agent_parameter
         assert parameter == f"/kvduplex/kvduplex-p5en/cloudwatch-agent/{role}"
         assert parameter in readable
@@ -395,6 +427,6 @@ def test_two_syntheses_are_identical(synth: Callable[..., Path]) -> None:
     first, again = synth("trn2"), synth("trn2", tags={})
     assert first != again
     names = sorted(path.name for path in first.glob("*.template.json"))
-    assert len(names) == 5
+    assert len(names) == 6
     for name in names:
         assert (first / name).read_bytes() == (again / name).read_bytes()

@@ -67,6 +67,10 @@ def test_what_is_written_is_read_back(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("base", "path", "value", "said"),
     [
+        (PREFILL, "state.url", "valkeys://store:6379", "state.url: role prefill runs no router"),
+        (ROUTER, "state.url", "http://store:6379", "state.url: 'http://…' is not a state URL"),
+        (ROUTER, "state.password.file", "/etc/kvduplex/store", "state: password is given without url"),
+        (ROUTER, "state.password", "x", "state.password: input should be"),
         (PREFILL, "rolle", "prefill", "rolle: unknown key, did you mean role?"),
         (PREFILL, "model.revison", "x", "model.revison: unknown key, did you mean revision?"),
         (PREFILL, "engine.zzz", 1, "engine.zzz: unknown key; known keys: http_port"),
@@ -154,3 +158,10 @@ def test_cloud_init_accepts_the_user_data(tmp_path: Path) -> None:
         [cloud_init, "schema", "--config-file", str(file)], check=False, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_password_in_the_stores_url_is_refused_and_not_repeated() -> None:
+    with pytest.raises(NodeConfigError) as caught:
+        parse_node(changed(ROUTER, "state.url", "valkeys://user:hunter2@store:6379"), where="node.yaml")
+    assert "state.url: the URL holds a password" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
