@@ -136,6 +136,8 @@ class SimEngine:
         match (request.method, request.path):
             case ("POST", path) if path in _KINDS:
                 await self._complete(request.body, _KINDS[path], responder)
+            case ("POST", path) if path.removesuffix("/render") in _KINDS:
+                self._render(request.body, _KINDS[path.removesuffix("/render")], responder)
             case ("GET", "/health" | "/ping"):
                 responder.whole(503 if self.faults.unhealthy else 200, b"")
             case ("GET", "/metrics"):
@@ -160,14 +162,26 @@ class SimEngine:
         if self.faults.errs(self._chance):
             responder.whole(500, error_body("simulated failure", kind="InternalServerError", status=500))
             return
+        if (request := self._read(raw, kind, responder)) is not None:
+            await self._generate(request, responder)
+
+    def _render(self, raw: bytes, kind: Kind, responder: Responder) -> None:
+        """Token ids of a prompt, without generating."""
+        if (request := self._read(raw, kind, responder)) is not None:
+            rendered = {
+                "request_id": uuid.uuid4().hex, "model": request.model, "token_ids": request.prompt,
+                "sampling_params": {"max_tokens": request.output_tokens}, "stream": request.stream,
+            }  # fmt: skip
+            responder.whole(200, compact(rendered if kind is Kind.CHAT else [rendered]))
+
+    def _read(self, raw: bytes, kind: Kind, responder: Responder) -> TurnRequest | None:
         timing = self.settings.timing
         try:
-            request = read_request(raw, kind, self._tokens, model=timing.model, max_model_len=timing.max_model_len)
+            return read_request(raw, kind, self._tokens, model=timing.model, max_model_len=timing.max_model_len)
         except RefusedError as error:
             body = error_body(str(error), kind=error.kind, status=error.status, param=error.param)
             responder.whole(error.status, body)
-            return
-        await self._generate(request, responder)
+            return None
 
     async def _generate(self, request: TurnRequest, responder: Responder) -> None:
         work, texts, shape = *self._work(request), Shape(request)

@@ -1,0 +1,1 @@
+"""Routing policies beside each other, over simulated engines, on the same traces."""

@@ -1,0 +1,111 @@
+"""``kvduplex bench routing``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from kvduplex_bench.errors import BenchError
+from kvduplex_bench.routing.arms import OURS, Arm, ours, peers
+from kvduplex_bench.routing.report import as_lines, plot, provenance, table
+from kvduplex_bench.routing.run import Comparison, Fleet, Result, compare
+from kvduplex_bench.traces.generate import GENERATORS
+from kvduplex_bench.traces.model import Trace
+from kvduplex_bench.traces.replay import load_trace
+
+__all__ = ["routing"]
+
+_CONVERSATIONS: Final = 6000
+_BATCH: Final = 1200
+_FLEETS: Final = {"8 replicas": Fleet("8 replicas", replicas=8), "4P4D": Fleet("4P4D", prefill=4, decode=4)}
+
+
+def routing(
+    trace: Annotated[
+        list[str] | None, typer.Option(help="agents, rag, batch, mix, or a file to replay; repeat for several.")
+    ] = None,
+    fleet: Annotated[list[str] | None, typer.Option(help="'8 replicas' or 4P4D; repeat for both.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="Policies of this router; all of them.")] = None,
+    peer: Annotated[str, typer.Option(help="Program of the peer, vllm-router; '' measures ours alone.")] = "",
+    peer_policy: Annotated[list[str] | None, typer.Option(help="Policies of the peer; all of them.")] = None,
+    load: Annotated[float, typer.Option(min=0.05, max=2.0, help="Share of the rate that the fleet can bear.")] = 0.8,
+    seconds: Annotated[float, typer.Option(min=10, help="How long conversations begin.")] = 100.0,
+    warm_up: Annotated[float, typer.Option(min=0, help="Of those seconds, not counted.")] = 30.0,
+    model_timing: Annotated[str, typer.Option(help="Timing profile of the engines.")] = "qwen3-32b-h200",
+    time_scale: Annotated[float, typer.Option(min=0.01, help="Seconds for one second of the profile.")] = 1.0,
+    tokenizer: Annotated[Path | None, typer.Option(help="Model folder with tokenizer.json; the generated one.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the generated traces.")] = 1,
+    output: Annotated[Path, typer.Option(help="Folder for JSON lines and plots.")] = Path("routing"),
+) -> None:
+    """Compare routing policies, and a peer's, over simulated engines: cached tokens, TTFT, throughput."""
+    console = Console()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end with this one
+    try:
+        arms = _arms(policy or list(OURS), peer, peer_policy or [])
+        folder = tokenizer or _generated_tokenizer()
+        output.mkdir(parents=True, exist_ok=True)
+        facts = provenance(seed=seed)
+        for fleet_name in fleet or list(_FLEETS):
+            for trace_name in trace or list(GENERATORS):
+                comparison = Comparison(
+                    _trace(trace_name, seed), _fleet(fleet_name), model_timing, folder,
+                    load=load, seconds=seconds, warm_up=min(warm_up, seconds / 2), time_scale=time_scale,
+                )  # fmt: skip
+                with console.status("starting") as status:
+                    results = compare(comparison, arms, progress=status.update)
+                console.print(table(results))
+                _keep(results, facts, output)
+        console.print(f"JSON lines and plots: {output}")
+    except (BenchError, OSError) as error:
+        Console(stderr=True).print(f"[red]bench routing:[/red] {error}", highlight=False)
+        raise typer.Exit(1) from error
+
+
+def _arms(policies: list[str], peer: str, peer_policies: list[str]) -> list[Arm]:
+    found = ours(policies)
+    if not peer:
+        return found
+    program = shutil.which(peer)
+    if program is None:
+        raise BenchError(f"--peer {peer}: no such program; pip install vllm-router in an environment of its own")
+    return [*(peers(program, peer_policies) if peer_policies else peers(program)), *found]
+
+
+def _trace(name: str, seed: int) -> Trace:
+    if name in GENERATORS:
+        return GENERATORS[name](_BATCH if name == "batch" else _CONVERSATIONS, seed)
+    path = Path(name)
+    if not path.is_file():
+        raise BenchError(f"--trace {name}: neither a file nor one of {', '.join(GENERATORS)}")
+    return load_trace(path)
+
+
+def _fleet(name: str) -> Fleet:
+    if name not in _FLEETS:
+        raise BenchError(f"--fleet {name}: expected one of {', '.join(_FLEETS)}")
+    return _FLEETS[name]
+
+
+def _keep(results: list[Result], facts: dict[str, object], folder: Path) -> None:
+    lines = as_lines(results, facts)
+    with (folder / "routing.jsonl").open("a") as file:
+        file.write(lines)
+    plot([json.loads(line) for line in lines.splitlines()], folder)
+
+
+def _generated_tokenizer() -> Path:
+    """The generated model's folder, from the command that makes it."""
+    command = [sys.executable, "-m", "kvduplex", "model", "make"]
+    made = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "NO_COLOR": "1"})
+    if made.returncode:
+        raise BenchError(f"no tokenizer: {made.stderr.strip()}; name one with --tokenizer FOLDER")
+    return Path(made.stdout.strip().splitlines()[-1])

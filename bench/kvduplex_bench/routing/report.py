@@ -1,0 +1,118 @@
+"""Tables, JSON lines and plots of a comparison."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from kvduplex_bench.routing.run import Result
+from kvduplex_bench.routing.stats import percentile
+
+__all__ = ["as_lines", "plot", "provenance", "table"]
+
+_COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#8C6D1F", "#7A7A7A")
+_STYLES: Final = {"kvduplex": "-", "vllm-router": "--"}
+_POINTS: Final = 200
+
+
+def table(results: Sequence[Result]) -> Table:
+    """One row an arm, in the order they ran."""
+    first = results[0].comparison
+    rate = f"{results[0].rate:.2f} conversations/s" if results[0].rate else "closed loop"
+    found = Table(title=f"{first.trace.name} over {first.fleet.name}, {first.timing}, {rate}")
+    for heading in (
+        "arm", "requests", "failed", "cached", "TTFT mean (s)", "p50", "p95", "E2E mean (s)", "tokens/s", "requests/s",
+        "lag (ms)",
+    ):  # fmt: skip
+        found.add_column(heading, justify="left" if heading == "arm" else "right")
+    for result in results:
+        each = result.summary
+        found.add_row(
+            result.arm.name, str(each.requests), str(each.failed), f"{each.cached_share:.1%}",
+            f"{each.ttft_mean_s:.3f}", f"{each.ttft_p50_s:.3f}", f"{each.ttft_p95_s:.3f}", f"{each.e2e_mean_s:.2f}",
+            f"{each.output_tokens_per_s:.0f}", f"{each.requests_per_s:.2f}", f"{each.lag_s * 1000:.0f}",
+        )  # fmt: skip
+    return found
+
+
+def provenance(**more: object) -> dict[str, Any]:
+    """Where and when."""
+    machine = {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
+    return {"bench": "routing", "date": time.strftime("%Y-%m-%d"), **machine, **more}
+
+
+def as_lines(results: Sequence[Result], facts: Mapping[str, Any]) -> str:
+    """One JSON object an arm, with its sums, what failed, and TTFT at every hundredth."""
+    lines = []
+    for result in results:
+        compared = result.comparison
+        first = sorted(each.ttft_s for each in result.played if not each.error)
+        lines.append(
+            json.dumps(
+                {
+                    **facts,
+                    "trace": compared.trace.name,
+                    "fleet": compared.fleet.name,
+                    "timing": compared.timing,
+                    "load": compared.load,
+                    "seconds": compared.seconds,
+                    "warm_up": compared.warm_up,
+                    "time_scale": compared.time_scale,
+                    "rate": result.rate,
+                    "arm": result.arm.name,
+                    **asdict(result.summary),
+                    "errors": result.errors,
+                    "ttft_s": [round(percentile(first, at / 100), 4) for at in range(1, 101)],
+                }
+            )
+        )
+    return "".join(line + "\n" for line in lines)
+
+
+def plot(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Plots of JSON lines: the distribution of TTFT and the cached share, a file for each trace and fleet.
+
+    Returns:
+        The files written, PNG and SVG.
+    """
+    written: list[Path] = []
+    for trace, fleet in dict.fromkeys((row["trace"], row["fleet"]) for row in rows):
+        chosen = [row for row in rows if (row["trace"], row["fleet"]) == (trace, fleet)]
+        figure = _figure(chosen, f"{trace} over {fleet}")
+        for suffix in ("png", "svg"):
+            written.append(folder / f"routing-{trace}-{fleet}.{suffix}")
+            figure.savefig(written[-1], dpi=150)
+    return written
+
+
+def _figure(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "kvduplex"}):
+        figure = Figure(figsize=(9.5, 4.2), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+        for row, colour in zip(rows, _COLOURS, strict=False):
+            style = _STYLES.get(row["arm"].partition(" ")[0], ":")
+            left.plot(row["ttft_s"], range(1, 101), style, color=colour, label=row["arm"], linewidth=1.6)
+        left.set_xscale("log")
+        left.set(xlabel="time to first token (s)", ylabel="requests answered by then (%)", ylim=(0, 100))
+        left.grid(alpha=0.3, which="both")
+        left.legend(fontsize=7.5, loc="lower right")
+        names = [row["arm"] for row in rows][::-1]
+        shares = [100 * row["cached_share"] for row in rows][::-1]
+        bars = right.barh(names, shares, color=[*_COLOURS[: len(rows)]][::-1])
+        right.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
+        right.set(xlabel="prompt tokens not computed (%)", xlim=(0, 110))
+        first = rows[0]
+        facts = f"{first['timing']}, simulated engines, {first['date']}"
+        rate = f"{first['load']:.0%} load, {first['rate']:.2f} conversations/s, " if first["rate"] else "closed loop, "
+        figure.suptitle(f"{title}: {rate}{facts}", fontsize=9.5)
+    return figure

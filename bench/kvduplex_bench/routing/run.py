@@ -1,0 +1,204 @@
+"""One comparison: every arm over fresh engines with the same trace, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from kvduplex_bench.cluster import free_ports
+from kvduplex_bench.errors import BenchError
+from kvduplex_bench.routing.arms import Arm, Started
+from kvduplex_bench.routing.fleet import engine_sums, router_running, sim_running
+from kvduplex_bench.routing.load import bearable_rate
+from kvduplex_bench.routing.play import Playback, Played
+from kvduplex_bench.routing.stats import EngineSums, Summary, summarise
+from kvduplex_bench.sim.core.timing import Timing, load_timing
+from kvduplex_bench.sim.http.tokens import Tokens
+from kvduplex_bench.traces.model import Trace
+from kvduplex_bench.traces.text import Writer
+
+__all__ = ["Comparison", "Fleet", "Result", "compare"]
+
+_CLIENTS_PER_ENGINE: Final = 16
+_SIM_PORTS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The engines of a comparison.
+
+    Attributes:
+        name: For tables.
+        replicas: Engines that do everything.
+        prefill: Prefill engines.
+        decode: Decode engines.
+    """
+
+    name: str
+    replicas: int = 0
+    prefill: int = 0
+    decode: int = 0
+
+    @property
+    def size(self) -> int:
+        """Engines altogether."""
+        return self.replicas + self.prefill + self.decode
+
+    def arguments(self) -> list[str]:
+        """For ``kvduplex sim``."""
+        sizes = {"--replicas": self.replicas, "--prefill": self.prefill, "--decode": self.decode}
+        return [part for flag, count in sizes.items() for part in (flag, str(count))]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is compared.
+
+    Attributes:
+        trace: The workload.
+        fleet: The engines.
+        timing: Name or file of their profile.
+        tokenizer: Folder of the served model's tokenizer.
+        load: Share of the bearable rate; of no account for a closed trace.
+        seconds: How long conversations begin, in seconds of the profile.
+        warm_up: Of those, not counted.
+        time_scale: Seconds of the clock for one second of the profile.
+        stream_interval: Tokens in one part of a stream.
+    """
+
+    trace: Trace
+    fleet: Fleet
+    timing: str
+    tokenizer: Path
+    load: float = 0.8
+    seconds: float = 100.0
+    warm_up: float = 30.0
+    time_scale: float = 1.0
+    stream_interval: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One arm.
+
+    Attributes:
+        arm: Which.
+        comparison: Of what.
+        rate: Conversations a second; 0 for a closed trace.
+        summary: Its sums.
+        played: Every turn.
+        errors: Kinds of failure and how often.
+    """
+
+    arm: Arm
+    comparison: Comparison
+    rate: float
+    summary: Summary
+    played: list[Played] = field(default_factory=list)
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+def compare(
+    comparison: Comparison, arms: Sequence[Arm], *, progress: Callable[[str], None] = lambda _text: None
+) -> list[Result]:
+    """Run every arm.
+
+    Raises:
+        BenchError: Engines or a router did not start.
+    """
+    timing = load_timing(comparison.timing)
+    rate = 0.0
+    if not comparison.trace.closed:
+        progress(f"{comparison.trace.name}: finding the rate of {comparison.load:.0%} load")
+        engines = comparison.fleet.replicas or comparison.fleet.prefill + comparison.fleet.decode
+        rate = bearable_rate(comparison.trace, timing, replicas=engines) * comparison.load
+    writer = Writer([text for _, text in Tokens(comparison.tokenizer).words])
+    return [_one(comparison, arm, timing, writer, rate, progress) for arm in arms]
+
+
+def _one(
+    comparison: Comparison,
+    arm: Arm,
+    timing: Timing,
+    writer: Writer,
+    rate: float,
+    progress: Callable[[str], None],
+) -> Result:
+    title = f"{comparison.trace.name}, {comparison.fleet.name}, {arm.name}"
+    progress(f"{title}: starting")
+    port, metrics_port = free_ports(2)
+    arguments = [
+        *comparison.fleet.arguments(), "--port", str(_run_of_ports(comparison.fleet.size * _SIM_PORTS)),
+        "--model-timing", comparison.timing, "--tokenizer", str(comparison.tokenizer),
+        "--time-scale", str(comparison.time_scale), "--stream-interval", str(comparison.stream_interval),
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder, sim_running(arguments) as engines:
+        started = Started(engines, comparison.tokenizer, timing.block_size, timing.model)
+        command = arm.command(started, port, metrics_port)
+        with router_running(command, port, arm.environment(started), Path(folder) / "router.log"):
+            playback = Playback(
+                comparison.trace if comparison.trace.closed
+                else comparison.trace.starting_by(comparison.seconds, rate),
+                writer, port, timing.model, rate or 1.0, comparison.time_scale,
+                comparison.fleet.size * _CLIENTS_PER_ENGINE,
+                float("inf") if comparison.trace.closed else comparison.seconds,
+                lambda count: progress(f"{title}: {count} answers"),
+            )  # fmt: skip
+            played, sums = uvloop.run(_measured(playback, engines, comparison))
+    return _result(comparison, arm, rate, played, sums)
+
+
+async def _measured(
+    playback: Playback, engines: list[dict[str, object]], comparison: Comparison
+) -> tuple[list[Played], EngineSums]:
+    """Play, with the engines' counters taken over the counted window alone."""
+    if comparison.trace.closed:
+        return await playback.run(), await engine_sums(engines)
+    playing = asyncio.create_task(playback.run())
+    await asyncio.sleep(comparison.warm_up * comparison.time_scale)
+    before = await engine_sums(engines)
+    await asyncio.sleep((comparison.seconds - comparison.warm_up) * comparison.time_scale)
+    after = await engine_sums(engines)
+    return await playing, after.since(before)
+
+
+def _result(comparison: Comparison, arm: Arm, rate: float, played: list[Played], sums: EngineSums) -> Result:
+    begin_s, end_s = (0.0, _last_end(played)) if comparison.trace.closed else (comparison.warm_up, comparison.seconds)
+    errors: dict[str, int] = {}
+    for each in played:
+        if each.error:
+            errors[each.error] = errors.get(each.error, 0) + 1
+    if len(played) == sum(errors.values()):
+        raise BenchError(f"{arm.name} answered nothing: {errors or 'no request was sent'}")
+    summary = summarise(played, sums, begin_s=begin_s, end_s=end_s)
+    return Result(arm, comparison, rate, summary, played, errors)
+
+
+def _last_end(played: list[Played]) -> float:
+    return max((each.asked + each.e2e_s for each in played), default=0.0) + 1e-9
+
+
+def _run_of_ports(count: int) -> int:
+    """A port after which `count` ports are free now."""
+    for _ in range(50):
+        (first,) = free_ports(1)
+        if first + count < 60_000 and _all_free(first, count):  # noqa: PLR2004 - within what sim takes
+            return first
+    raise BenchError(f"no {count} free ports in a row on 127.0.0.1")
+
+
+def _all_free(first: int, count: int) -> bool:
+    for port in range(first, first + count):
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                return False
+    return True

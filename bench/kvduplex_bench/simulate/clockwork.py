@@ -1,0 +1,111 @@
+"""Virtual time: what happens next, and engines that step through it."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Final
+
+from kvduplex_bench.sim.core.engine import EngineCore
+from kvduplex_bench.sim.core.scheduler import Step
+from kvduplex_bench.sim.core.sequence import Work
+from kvduplex_bench.sim.core.timing import Timing
+from kvduplex_transfer.leases.params import Retention
+from kvduplex_transfer.leases.records import LeaseLimits
+
+__all__ = ["Agenda", "VirtualEngine"]
+
+_MANY: Final = 1 << 20
+
+
+class Agenda:
+    """Things to do, in order of time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._order = itertools.count()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+
+    def at(self, when: float, act: Callable[[], None]) -> None:
+        """Do `act` at `when`, and not before what was entered for the same time."""
+        heapq.heappush(self._due, (max(when, self.now), next(self._order), act))
+
+    def run(self, until: float = float("inf")) -> None:
+        """Do everything up to `until`."""
+        while self._due and self._due[0][0] <= until:
+            self.now, _, act = heapq.heappop(self._due)
+            act()
+
+
+class VirtualEngine:
+    """An engine on an agenda.
+
+    Args:
+        timing: How long things take.
+        agenda: Its time.
+        caching: Whether its prefix cache is on.
+        leases: Bounds of its lease table.
+    """
+
+    def __init__(
+        self, timing: Timing, agenda: Agenda, *, caching: bool = True, leases: LeaseLimits | None = None
+    ) -> None:
+        self.core = EngineCore(timing, clock=lambda: agenda.now, caching=caching, leases=leases)
+        self._agenda = agenda
+        self._step: Step | None = None
+        self._turn = 0
+        self._done: dict[Work, Callable[[Work, float], None]] = {}
+        self.in_flight = 0
+
+    def submit(
+        self,
+        work: Work,
+        done: Callable[[Work, float], None],
+        *,
+        retention: Retention | None = None,
+        send_s: float | None = None,
+    ) -> None:
+        """Take in a request and call `done` with it and the time when it is finished."""
+        work.arrived = self._agenda.now
+        self._done[work] = done
+        self.in_flight += 1
+        self.core.submit(work, retention=retention, send_s=send_s)
+        self._look()
+
+    def _look(self) -> None:
+        """Something came: begin, or let what runs end sooner."""
+        if self._step is None:
+            self._begin()
+        elif self._step.count > 1:
+            self.core.scheduler.cut(self._step, self._agenda.now)
+            self._schedule_end()
+
+    def _begin(self) -> None:
+        self._step = step = self.core.begin(self._agenda.now, _MANY)
+        if step is not None:
+            due = self.core.scheduler.next_load()
+            if due is not None:
+                self.core.scheduler.cut(step, due)
+            self._schedule_end()
+        elif (due := self.core.scheduler.next_load()) is not None:
+            self._turn += 1
+            turn = self._turn
+            self._agenda.at(due, lambda: self._begin() if turn == self._turn and self._step is None else None)
+
+    def _schedule_end(self) -> None:
+        assert self._step is not None  # noqa: S101 - its callers have one
+        self._turn += 1
+        turn, ends = self._turn, self._step.ends
+        self._agenda.at(ends, lambda: self._end() if turn == self._turn else None)
+
+    def _end(self) -> None:
+        step, self._step = self._step, None
+        assert step is not None  # noqa: S101 - only the turn of a step comes here
+        self.core.end(step)
+        finished = [(work, self._done.pop(work)) for work in step.finished]
+        self.in_flight -= len(finished)
+        for work, done in finished:
+            done(work, step.ends)
+        if self._step is None:
+            self._begin()

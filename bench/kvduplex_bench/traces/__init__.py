@@ -1,0 +1,1 @@
+"""Workloads as data: conversations with arrival times, turns, gaps and shared content."""
