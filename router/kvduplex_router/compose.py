@@ -30,6 +30,8 @@ from kvduplex_router.conversations.ledger import Ledger, LocalLedger, OwnLedger
 from kvduplex_router.conversations.shared import SharedLedger
 from kvduplex_router.conversations.store import MemoryStore
 from kvduplex_router.conversations.valkey import ValkeyStore
+from kvduplex_router.dashboard.feed import Feed
+from kvduplex_router.dashboard.routes import dashboard_router
 from kvduplex_router.fleet.discovery.build import build_sources
 from kvduplex_router.fleet.discovery.watch import Discovery
 from kvduplex_router.fleet.engine import EngineRole
@@ -65,6 +67,7 @@ class Router:
         members: Who belongs to them.
         metrics: Its instruments.
         prober: Who probes the engines.
+        feed: What watchers are sent; to be closed when the router is told to stop, for its streams never end.
         protocol: uvicorn's ``http`` setting.
     """
 
@@ -75,6 +78,7 @@ class Router:
     members: Members
     metrics: Metrics
     prober: HealthProber
+    feed: Feed
     protocol: Any
 
 
@@ -160,6 +164,7 @@ def compose(
         try:
             yield
         finally:
+            await feed.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -177,17 +182,19 @@ def compose(
     )
     view = fleet_view or LocalView(metrics, members)
     operations = operations_router(fleet, view, engine_headers=engine_headers)
-    routers = (operations, admin_router(fleet, members, view))
+    feed = Feed(fleet, view.metrics, clock=clock, version=_version())
+    routers = (operations, admin_router(fleet, members, view), dashboard_router(feed))
     app = build_app(endpoints=endpoints, routers=routers, lifespan=lifespan, version=_version())
     authenticator = load_authenticator(config.auth, clock=clock, workers=config.workers)
     apart = config.admin.listen is not None
-    guard = Guard(authenticator, admin_key=admin_key, operators=not apart)
-    operators = Guard(authenticator, admin_key=admin_key, clients=False)
     front, admin = (
-        Front(app, endpoints=endpoints, passthrough=passthrough, guard=each, metrics=metrics)
-        for each in (guard, operators)
+        Front(app, endpoints=endpoints, passthrough=passthrough, guard=guard, metrics=metrics)
+        for guard in (
+            Guard(authenticator, admin_key=admin_key, operators=not apart),
+            Guard(authenticator, admin_key=admin_key, clients=False),
+        )
     )
-    return Router(front, admin if apart else None, app, fleet, members, metrics, prober, protocol)
+    return Router(front, admin if apart else None, app, fleet, members, metrics, prober, feed, protocol)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ import uvicorn
 from kvduplex_router.api.app import Front
 from kvduplex_router.compose import Router
 from kvduplex_router.config import RouterConfig
+from kvduplex_router.dashboard.feed import Feed
 from kvduplex_router.errors import ConfigError
 
 __all__ = ["bind", "calm_collector", "log_to_stderr", "serve"]
@@ -82,7 +84,7 @@ async def serve(
         listener: For clients.
         admin: For operators, when they have a listener of their own.
     """
-    server = _Server(_settings(router, router.asgi, config, lifespan="on"))
+    server = _Server(_settings(router, router.asgi, config, lifespan="on"), router.feed)
     _log.info("router on http://%s over %d engines", config.listen, len(router.fleet.engines))
     if router.admin is None or admin is None:
         await server.serve(sockets=[listener])
@@ -117,6 +119,16 @@ def _settings(router: Router, asgi: Front, config: RouterConfig, *, lifespan: Li
 
 class _Server(uvicorn.Server):
     """A server for which being told to stop is a normal end, so that the process exits with 0."""
+
+    def __init__(self, settings: uvicorn.Config, feed: Feed) -> None:
+        super().__init__(settings)
+        self._feed = feed
+        self._closing: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Told to stop: watchers' streams, which never end by themselves, end now."""
+        super().handle_exit(sig, frame)
+        self._closing = asyncio.get_running_loop().create_task(self._feed.close())
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -19,7 +19,9 @@ PRINCIPAL: Final = "kvduplex.principal"
 """Key of the ASGI scope under which the caller is found."""
 
 _OPEN: Final = frozenset({"/health", "/ready"})
-_OPERATORS: Final = ("/admin", "/metrics", "/openapi.json")
+_OPERATORS: Final = ("/admin", "/metrics", "/openapi.json", "/dashboard")
+_PAGE: Final = "/dashboard"
+"""Holds nothing by itself, and asks for the key."""
 
 
 class Guard:
@@ -27,7 +29,8 @@ class Guard:
 
     Args:
         authenticator: Checks clients' keys.
-        admin_key: The operators' key; without one ``/admin`` does not exist and ``/metrics`` is open.
+        admin_key: The operators' key; without one ``/admin`` does not exist, and ``/metrics`` and ``/dashboard``
+            are open.
         operators: Whether operators' paths are served on this listener.
         clients: Whether all others are.
     """
@@ -66,7 +69,7 @@ class Guard:
     def _admit_operator(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         if not self._operators or (self._admin is None and path.startswith("/admin")):
             raise NotFoundError(f"{path} is not served here")
-        if self._admin is None:
+        if self._admin is None or path == _PAGE:
             return
         given = headers.get(b"authorization", b"").partition(b" ")[2].strip()
         if not hmac.compare_digest(sha256(given).digest(), self._admin):

@@ -60,6 +60,7 @@ class Engine:
         identity: As its transfer parameters last said; another means a restart.
         source: Who listed it.
         traits: What it says it is; None while it has not been asked.
+        described_at: Monotonic seconds of when it was asked.
         load: What it last said of its load.
         gone: It left the fleet.
     """
@@ -77,6 +78,7 @@ class Engine:
         self.answered_at = float("-inf")
         self.identity: str | None = None
         self.traits: Traits | None = None
+        self.described_at = float("-inf")
         self.load: Load | None = None
         self.gone = False
         self._shut: dict[str, str] = {}

@@ -20,6 +20,8 @@ from kvduplex_router.fleet.traits import read_load
 __all__ = ["HealthProber"]
 
 _log = logging.getLogger("kvduplex.router.health")
+_DESCRIBE_S = 10.0
+"""Between questions what an engine is, for one may be replaced at its address between two probes."""
 
 
 class HealthProber:
@@ -70,8 +72,10 @@ class HealthProber:
     async def _ask_more(self, engine: Engine) -> None:
         """Ask what it is before it is used, and each time what it has to do."""
         exposition = await self._asker.exposition(engine)
-        if engine.traits is None or engine.health is not EngineHealth.UP:
+        now = self._clock()
+        if engine.traits is None or engine.health is not EngineHealth.UP or now - engine.described_at >= _DESCRIBE_S:
             before, engine.traits = engine.traits, await self._asker.traits(engine, exposition or "")
+            engine.described_at = now
             if engine.traits != before and not engine.gone:
                 self._fleet.regroup()
         if exposition is not None:

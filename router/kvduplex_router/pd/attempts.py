@@ -65,10 +65,13 @@ class Accounts:
         self._metrics.hop_failures.inc(hop, error.reason)
         _log.warning("turn %s: %s", request.request_id, error)
 
-    def tokens(self, usage: PromptUsage) -> None:
+    def tokens(self, request: TurnRequest, usage: PromptUsage) -> None:
         """The hop that computed the prompt said how long it was."""
-        self._metrics.prompt_tokens.inc(by=usage.prompt_tokens or 0)
-        self._metrics.cached_tokens.inc(by=usage.cached_tokens or 0)
+        if usage.prompt_tokens is None:
+            return
+        workload = "default" if request.facts is None else request.facts.workload.name
+        self._metrics.prompt_tokens.inc(workload, by=usage.prompt_tokens)
+        self._metrics.cached_tokens.inc(workload, by=usage.cached_tokens or 0)
 
     def compare(self, request: TurnRequest, prefill: PromptUsage, decode: PromptUsage) -> None:
         """Both hops must have rendered the same prompt; that they did not is a fault of the set-up worth an alarm."""

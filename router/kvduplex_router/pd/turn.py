@@ -189,7 +189,7 @@ class TurnRunner:
         self._metrics.hop_seconds.observe(self._clock() - began, "prefill")
         self._routing.answered(seat, request.facts, prefilled.usage.prompt_tokens, prefilled.usage.cached_tokens)
         receipt.cached_tokens = prefilled.usage.cached_tokens
-        self._accounts.tokens(prefilled.usage)
+        self._accounts.tokens(request, prefilled.usage)
         return prefilled
 
     def _prefill_params(self, continuation: Continuation, prefill: Engine) -> bytes:

@@ -9,7 +9,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 __all__ = ["merged"]
 
-_STATES: Final = frozenset({"kvduplex_router_engine_up", "kvduplex_router_breaker_open"})
+_STATES: Final = frozenset(
+    f"kvduplex_router_{name}"
+    for name in (
+        "engine_up", "breaker_open", "engine_shut", "engine_incompatible", "engine_running", "engine_waiting",
+        "engine_kv_usage",
+    )
+)  # fmt: skip
 """Facts about an engine rather than amounts of this process: the largest counts, not the sum."""
 
 

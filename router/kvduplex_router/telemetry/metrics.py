@@ -10,8 +10,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from kvduplex_router.fleet.breaker import BreakerState
-from kvduplex_router.fleet.engine import EngineHealth
+from kvduplex_router.fleet.engine import Engine, EngineHealth
 from kvduplex_router.fleet.fleet import Fleet
+from kvduplex_router.fleet.traits import Load
 from kvduplex_router.telemetry.instruments import Counter, Histogram
 
 __all__ = ["Metrics"]
@@ -38,9 +39,9 @@ class Metrics:
         self.hop_failures = self._counter("hop_failures", "Hops that failed by the engine's fault.", "hop", "reason")
         self.rejections = self._counter("rejections", "Requests not let in, by reason.", "reason")
         self.prompt_tokens = self._counter(
-            "prompt_tokens", "Prompt tokens as the hop that computed the prompt reported them."
+            "prompt_tokens", "Prompt tokens as the hop that computed the prompt reported them.", "class"
         )
-        self.cached_tokens = self._counter("cached_tokens", "Of those, tokens that were not computed again.")
+        self.cached_tokens = self._counter("cached_tokens", "Of those, tokens that were not computed again.", "class")
         self.prompt_mismatches = self._counter(
             "prompt_mismatches", "Turns in which both hops counted different prompt tokens."
         )
@@ -79,15 +80,28 @@ class _Live(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Read them."""
-        labels = ["engine", "role"]
-        flight = GaugeMetricFamily("kvduplex_router_in_flight", "Requests at an engine.", labels=labels)
-        up = GaugeMetricFamily("kvduplex_router_engine_up", "1 while /health answers.", labels=labels)
-        breaker = GaugeMetricFamily("kvduplex_router_breaker_open", "1 while the engine is left alone.", labels=labels)
-        for engine in self._fleet.engines:
-            where = [engine.name, engine.role.value]
-            flight.add_metric(where, engine.in_flight)
-            up.add_metric(where, float(engine.health is EngineHealth.UP))
-            breaker.add_metric(where, float(engine.breaker.state is not BreakerState.CLOSED))
-        yield from (flight, up, breaker)
+        for name, (help_text, read) in _OF_ENGINES.items():
+            family = GaugeMetricFamily(f"kvduplex_router_{name}", help_text, labels=["engine", "role"])
+            for engine in self._fleet.engines:
+                value = read(engine)
+                if value is not None:
+                    family.add_metric([engine.name, engine.role.value], value)
+            yield family
         for name, value in self._gauges().items():
             yield GaugeMetricFamily(f"kvduplex_router_{name}", name.replace("_", " ").capitalize() + ".", value=value)
+
+
+_SILENT: Final = Load(None, None, None, 0.0)
+_OF_ENGINES: Final[dict[str, tuple[str, Callable[[Engine], float | None]]]] = {
+    "in_flight": ("Requests at an engine.", lambda engine: engine.in_flight),
+    "engine_up": ("1 while /health answers.", lambda engine: engine.health is EngineHealth.UP),
+    "breaker_open": (
+        "1 while the engine is left alone.", lambda engine: engine.breaker.state is not BreakerState.CLOSED,
+    ),
+    "engine_shut": ("1 while it is drained, leaving or fits no other.", lambda engine: bool(engine.shut_because)),
+    "engine_incompatible": ("1 while it fits no other.", lambda engine: "incompatible" in engine.shut_because),
+    "engine_running": ("Requests that it says it computes.", lambda engine: (engine.load or _SILENT).running),
+    "engine_waiting": ("Requests that it says it queues.", lambda engine: (engine.load or _SILENT).waiting),
+    "engine_kv_usage": ("Part of its KV cache in use, as it says.", lambda engine: (engine.load or _SILENT).kv_usage),
+}  # fmt: skip
+"""What is read of every engine; one that does not say has no sample, for that is not 0."""
