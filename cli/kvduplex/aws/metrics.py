@@ -67,7 +67,7 @@ class Source:
 
 
 # A claim refused for one of these reasons was lost to time, memory or a fault; other turns never had one to use.
-_LOST: Final = frozenset({"expired", "engine_gone", "engine_restarted", "reclaimed", "busy"})
+_LOST: Final = frozenset({"expired", "lease_lost", "engine_gone", "engine_restarted", "reclaimed", "busy"})
 
 SOURCES: Final = (
     Source(Metric.PROMPT_TOKENS, "kvduplex_router_prompt_tokens", Kind.INCREASE, "Count"),

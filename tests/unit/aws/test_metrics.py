@@ -57,6 +57,14 @@ def test_refusals_count_what_was_lost_and_not_first_turns() -> None:
     assert by_metric(data(read(router.text()), first))[Metric.LEASE_REFUSALS].values == (3.0,)
 
 
+def test_a_lease_that_its_engine_dropped_is_lost() -> None:
+    router = Router()
+    router.refused.labels("lease_lost").inc(1)
+    first = read(router.text())
+    router.refused.labels("lease_lost").inc(4)
+    assert by_metric(data(read(router.text()), first))[Metric.LEASE_REFUSALS].values == (4.0,)
+
+
 def test_engines_down_are_counted() -> None:
     router = Router()
     for engine, up in (("p", 1), ("d1", 0), ("d2", 0)):
