@@ -19,6 +19,7 @@ from kvduplex_router.api.guard import Guard
 from kvduplex_router.api.operations import operations_router
 from kvduplex_router.api.passthrough import Passthrough
 from kvduplex_router.api.protocol import client_protocol
+from kvduplex_router.api.receipts import receipts_router
 from kvduplex_router.api.turns import TurnEndpoint
 from kvduplex_router.api.view import FleetView, LocalView
 from kvduplex_router.clock import Clock
@@ -42,7 +43,9 @@ from kvduplex_router.http.request import forwardable
 from kvduplex_router.http.watchdog import Watchdog
 from kvduplex_router.pd.attempts import Accounts
 from kvduplex_router.pd.decode import AnswerHop
+from kvduplex_router.pd.planner import Planner
 from kvduplex_router.pd.prefill import PrefillHop
+from kvduplex_router.pd.receipts import ReceiptRing
 from kvduplex_router.pd.turn import TurnPolicy, TurnRunner
 from kvduplex_router.pd.whole import WholeTurn
 from kvduplex_router.requests import apis
@@ -126,7 +129,6 @@ def compose(
         }
 
     metrics = Metrics(fleet, gauges)
-    metrics.registry.register(FamilyCollector(routing.families))
     accounts = Accounts(metrics)
     answer = AnswerHop(
         clock=clock,
@@ -148,10 +150,19 @@ def compose(
         policy=TurnPolicy(config.on_no_prefill, config.retries, settings.prefill_ttl_s, settings.lease_ttl_s),
         clock=clock,
         routing=routing,
+        planner=Planner(config.routing, routing),
     )
+    receipts = ReceiptRing(config.routing.receipts)
+    metrics.registry.register(FamilyCollector(routing.families, receipts.families))
     for kind in apis.ALL:
         endpoints[kind.path] = TurnEndpoint(
-            kind, runner=runner, metrics=metrics, watchdog=watchdog, config=config, engine_headers=engine_headers
+            kind,
+            runner=runner,
+            metrics=metrics,
+            watchdog=watchdog,
+            config=config,
+            engine_headers=engine_headers,
+            receipts=receipts,
         )
     prober = HealthProber(fleet, config.health, clock=clock, headers=engine_headers)
     prober.on_up = admission.seat_free
@@ -183,7 +194,7 @@ def compose(
     view = fleet_view or LocalView(metrics, members)
     operations = operations_router(fleet, view, engine_headers=engine_headers)
     feed = Feed(fleet, view.metrics, clock=clock, version=_version())
-    routers = (operations, admin_router(fleet, members, view), dashboard_router(feed))
+    routers = (operations, admin_router(fleet, members, view), receipts_router(receipts), dashboard_router(feed))
     app = build_app(endpoints=endpoints, routers=routers, lifespan=lifespan, version=_version())
     authenticator = load_authenticator(config.auth, clock=clock, workers=config.workers)
     apart = config.admin.listen is not None

@@ -19,6 +19,7 @@ from kvduplex_router.errors import BodyTooLargeError, EngineAnswerError, Request
 from kvduplex_router.http.request import forwardable
 from kvduplex_router.http.watchdog import Watchdog
 from kvduplex_router.pd.decode import BrokenStreamError
+from kvduplex_router.pd.receipts import ReceiptRing
 from kvduplex_router.pd.request import Receipt, TurnRequest
 from kvduplex_router.pd.turn import TurnRunner
 from kvduplex_router.requests.body import Body
@@ -54,7 +55,9 @@ class TurnEndpoint:
         watchdog: Watchdog,
         config: RouterConfig,
         engine_headers: bytes,
+        receipts: ReceiptRing,
     ) -> None:
+        self._receipts = receipts
         self._kind = kind
         self._runner = runner
         self._metrics = metrics
@@ -93,7 +96,9 @@ class TurnEndpoint:
             self.in_flight -= 1
             if receipt.streamed and client.reply.started:
                 self._metrics.ttft_seconds.observe(client.reply.started_at - began, self._kind.name)
+                receipt.delivered_s = client.reply.started_at - began
             self._metrics.turns.inc(self._kind.name, receipt.plan, receipt.outcome)
+            self._receipts.add(self._kind.name, request_id, receipt)
             if _log.isEnabledFor(logging.DEBUG):
                 _log.debug("turn %s: %s over %s: %s", request_id, receipt.plan, receipt.engines, receipt.outcome)
 

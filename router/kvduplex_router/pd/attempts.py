@@ -26,12 +26,14 @@ class Attempts:
         failed: Their names; they are not asked again.
         stale: A connection turned out to be closed; the engine behind the first such gets one more chance.
         no_prefill: No prefill engine is left to ask.
+        planned: The turn's plan has been made.
         last: The last failure.
     """
 
     failed: set[str] = field(default_factory=set)
     stale: bool = False
     no_prefill: bool = False
+    planned: bool = False
     last: HopFailedError | None = None
 
     def note(self, error: HopFailedError) -> None:

@@ -49,12 +49,20 @@ class Receipt:
     """How a turn went, for headers, metrics and the log. No text of the client's is in it.
 
     Attributes:
-        plan: ``pull``, ``recompute``, ``aggregate``, ``decode_only`` or ``replica``.
+        plan: ``continue``, ``pull``, ``recompute``, ``aggregate``, ``decode_only`` or ``replica``.
         outcome: ``ok`` or why not.
         cached_tokens: As the hop that computed the prompt reported; None when it did not.
         detail: Why the request was not split.
         engines: Names of the engines asked, in order.
         streamed: The client asked for a stream.
+        workload: Its class.
+        reason: What decided the pick of the engine that computed the prompt.
+        tokens: Prompt tokens as the router counted them; 0 when it did not.
+        predicted: Of those, tokens that were expected not to be computed.
+        expected_s: Seconds to the first token as priced.
+        delivered_s: As it came.
+        runner_up: The plan that came second.
+        runner_up_s: Its price.
     """
 
     plan: str = "none"
@@ -63,6 +71,14 @@ class Receipt:
     detail: str = ""
     engines: list[str] = field(default_factory=list)
     streamed: bool = False
+    workload: str = ""
+    reason: str = ""
+    tokens: int = 0
+    predicted: int = 0
+    expected_s: float | None = None
+    delivered_s: float | None = None
+    runner_up: str | None = None
+    runner_up_s: float | None = None
 
 
 class Sink(Protocol):

@@ -16,7 +16,7 @@ import msgspec
 import orjson
 
 from kvduplex_router.clock import Clock
-from kvduplex_router.config import OnNoPrefill, Reuse
+from kvduplex_router.config import OnNoPrefill, Plan, Reuse
 from kvduplex_router.conversations.conversations import Continuation, Conversations
 from kvduplex_router.errors import UnavailableError
 from kvduplex_router.fleet.engine import Engine, EngineRole
@@ -26,9 +26,10 @@ from kvduplex_router.pd.client_view import client_error, response_headers
 from kvduplex_router.pd.decode import Answered, AnswerHop
 from kvduplex_router.pd.hop import HopFailedError
 from kvduplex_router.pd.params import UnusableParamsError, checked_params, merged_params
+from kvduplex_router.pd.planner import Planner
 from kvduplex_router.pd.prefill import Prefilled, PrefillHop
 from kvduplex_router.pd.request import Receipt, Sink, TurnRequest
-from kvduplex_router.pd.shape import decode_body
+from kvduplex_router.pd.shape import decode_body, whole_body
 from kvduplex_router.pd.whole import WholeTurn
 from kvduplex_router.routing.admission import Admission, Seat
 from kvduplex_router.routing.service import RoutingService
@@ -75,7 +76,9 @@ class TurnRunner:
         policy: TurnPolicy,
         clock: Clock,
         routing: RoutingService,
+        planner: Planner,
     ) -> None:
+        self._planner = planner
         self._routing = routing
         self._fleet = fleet
         self._admission = admission
@@ -108,6 +111,7 @@ class TurnRunner:
             named=request.workload,
         )
         request = msgspec.structs.replace(request, facts=facts)
+        receipt.workload, receipt.tokens = facts.workload.name, facts.tokens
         if not self._fleet.disaggregated:
             await self._whole.run(request, sink, receipt, plan="replica")
         elif (reason := request.kind.whole_because(request.body)) is not None:
@@ -137,10 +141,13 @@ class TurnRunner:
         for _ in range(self._policy.retries + 1):
             seat = await self._seat_decode(continuation, tried)
             try:
+                if self._alone(request, receipt, continuation, seat.engine, tried):
+                    await self._decode(request, sink, receipt, continuation, seat, None)
+                    return
                 if prefilled is None or self._stale(prefilled) or not self._fleet.fits(prefilled.engine, seat.engine):
                     prefilled = await self._prefill_once(request, receipt, continuation, seat.engine, tried)
                 if prefilled is not None:
-                    await self._decode(request, sink, receipt, continuation, seat.engine, prefilled)
+                    await self._decode(request, sink, receipt, continuation, seat, prefilled)
                     return
             except HopFailedError as error:
                 self._failed("decode", request, error, tried)
@@ -151,6 +158,26 @@ class TurnRunner:
             if tried.no_prefill:
                 break
         await self._without_prefill(request, sink, receipt, tried)
+
+    def _alone(
+        self, request: TurnRequest, receipt: Receipt, continuation: Continuation, engine: Engine, tried: Attempts
+    ) -> bool:
+        """Whether the decode engine is to do the whole turn; asked once a turn, for the plan is made once."""
+        if tried.planned:
+            return False
+        tried.planned = True
+        plan = self._planner.plan(
+            request.facts,
+            continuation,
+            decode=engine,
+            prefill=self._fleet.partners(engine),
+            receipt=receipt,
+            alone=self._conversations.mode(engine) is not Reuse.STOCK,
+        )
+        if plan not in (Plan.CONTINUE, Plan.AGGREGATE):
+            return False
+        receipt.plan = plan.value
+        return True
 
     async def _seat_decode(self, continuation: Continuation, tried: Attempts) -> Seat:
         context = tried.context(continuation.holder)
@@ -188,6 +215,7 @@ class TurnRunner:
             seat.leave()
         self._metrics.hop_seconds.observe(self._clock() - began, "prefill")
         self._routing.answered(seat, request.facts, prefilled.usage.prompt_tokens, prefilled.usage.cached_tokens)
+        receipt.reason = seat.reason
         receipt.cached_tokens = prefilled.usage.cached_tokens
         self._accounts.tokens(request, prefilled.usage)
         return prefilled
@@ -207,24 +235,30 @@ class TurnRunner:
         sink: Sink,
         receipt: Receipt,
         continuation: Continuation,
-        engine: Engine,
-        prefilled: Prefilled,
+        seat: Seat,
+        prefilled: Prefilled | None,
     ) -> None:
+        """The hop that answers; without a prefill hop before it the engine computes the prompt as well."""
+        engine = seat.engine
         receipt.engines.append(engine.name)
         mode = self._conversations.mode(engine)
         lease = new_lease_id() if mode is Reuse.LEASED and continuation.key is not None else None
-        params = prefilled.params
+        params = b"{}" if prefilled is None else prefilled.params
         if mode is Reuse.LEASED:
-            params = merged_params(params, Retention(lease, self._policy.lease_ttl_s if lease else None).to_params())
-        self._metrics.handoff_seconds.observe(self._clock() - prefilled.at)
+            retention = Retention(lease, self._policy.lease_ttl_s if lease else None).to_params()
+            params = orjson.dumps(retention) if prefilled is None else merged_params(params, retention)
+        if prefilled is not None:
+            self._metrics.handoff_seconds.observe(self._clock() - prefilled.at)
+        self._routing.work(seat, request.facts, held=receipt.predicted if prefilled is None else None)
         try:
             answered = await self._answer.run(
                 request,
                 engine,
-                decode_body(request.body, params),
+                whole_body(request.body) if params == b"{}" else decode_body(request.body, params),
                 sink,
                 headers=response_headers(request, receipt),
-                usage=prefilled.usage,
+                usage=None if prefilled is None else prefilled.usage,
+                on_first=seat.first,
                 collect=mode is Reuse.STOCK and request.kind.collects and continuation.key is not None,
             )
         except asyncio.CancelledError:  # the client left: its conversation may go on from what was generated
@@ -236,7 +270,13 @@ class TurnRunner:
                 self._conversations.release_lease(engine, lease)
             raise
         self._keep(continuation, engine, lease, answered, receipt)
-        self._accounts.compare(request, prefilled.usage, answered.usage)
+        if prefilled is not None:
+            seat.learn(None, None)
+            self._accounts.compare(request, prefilled.usage, answered.usage)
+        else:
+            seat.learn(answered.usage.prompt_tokens, answered.usage.cached_tokens)
+            receipt.cached_tokens = answered.usage.cached_tokens
+            self._accounts.tokens(request, answered.usage)
 
     def _keep(
         self, continuation: Continuation, engine: Engine, lease: str | None, answered: Answered, receipt: Receipt

@@ -66,6 +66,9 @@ class WholeTurn:
         if seat.reservation is not None and not request.stream:  # nothing shows when its prompt is computed
             asyncio.get_running_loop().call_later(seat.reservation.expected_s, seat.reservation.end)
         receipt.engines.append(engine.name)
+        receipt.reason = seat.reason
+        receipt.predicted = 0 if request.facts is None else request.facts.overlaps.get(engine.name, 0)
+        receipt.expected_s = None if seat.reservation is None else seat.reservation.expected_s
         headers = response_headers(request, receipt)
         body = whole_body(request.body)
         answered = await self._answer.run(

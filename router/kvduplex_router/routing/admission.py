@@ -30,12 +30,16 @@ class Seat:
     Attributes:
         engine: Where.
         reservation: Its work there, where that is counted.
+        reason: What decided the choice; empty where no policy did.
     """
 
-    __slots__ = ("_admission", "engine", "reservation")
+    __slots__ = ("_admission", "engine", "reason", "reservation")
 
-    def __init__(self, engine: Engine, admission: Admission, reservation: Reservation | None = None) -> None:
+    def __init__(
+        self, engine: Engine, admission: Admission, reservation: Reservation | None = None, reason: str = ""
+    ) -> None:
         self.engine = engine
+        self.reason = reason
         self.reservation = reservation
         self._admission: Admission | None = admission
         engine.in_flight += 1
@@ -44,6 +48,11 @@ class Seat:
         """The engine has computed the prompt."""
         if self.reservation is not None:
             self.reservation.first()
+
+    def learn(self, prompt: int | None, cached: int | None) -> None:
+        """The engine said how long the prompt was and how much of it it held; None where it did not."""
+        if self.reservation is not None:
+            self.reservation.learn(prompt, cached)
 
     def leave(self) -> None:
         """Give the seat back; further calls do nothing."""
@@ -118,7 +127,8 @@ class Admission:
                 waiter.granted.set_result(self._seat(engine, waiter.context))
 
     def _seat(self, engine: Engine, context: PickContext) -> Seat:
-        return Seat(engine, self, self._reserve(engine, context))
+        reason = "" if context.chosen is None else context.chosen.reason.value
+        return Seat(engine, self, self._reserve(engine, context), reason)
 
     async def _wait(self, waiter: _Waiter, what: str) -> Seat:
         if len(self._waiters) >= self._limit:

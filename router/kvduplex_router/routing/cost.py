@@ -45,13 +45,19 @@ class EngineCost:
         prior: What to believe before anything was seen; another engine's, or the built-in guess.
     """
 
-    __slots__ = ("_doubt", "_theta", "per_pulled", "per_running", "per_token", "samples")
+    __slots__ = ("_computed", "_doubt", "_theta", "per_pulled", "per_running", "per_token", "samples")
 
     def __init__(self, prior: EngineCost | None = None) -> None:
         self._theta = list(_PRIOR if prior is None else prior.coefficients)
         self._doubt = [[_DOUBT if i == j else 0.0 for j in range(_FEATURES)] for i in range(_FEATURES)]
         self.samples = 0
+        self._computed = 0
         self._publish()
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the price of computing tokens rests on no prompt seen here."""
+        return self._computed == 0
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -80,6 +86,7 @@ class EngineCost:
         if max(doubt[i][i] for i in range(_FEATURES)) > _DOUBT_MAX:  # a feature that stays away blows up otherwise
             self._doubt = [[value / 2 for value in row] for row in doubt]
         self.samples += 1
+        self._computed += work.computed > 1
         self._publish()
 
     def _publish(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -51,7 +52,7 @@ class FactProducer:
         learned: LearnedPrefixes,
         recent: LearnedPrefixes,
         desks: Desks,
-        count_always: bool,
+        count_always: Callable[[], bool],
     ) -> None:
         self._classifier = Classifier(config)
         self._min_tokens = config.min_tokens
@@ -88,7 +89,7 @@ class FactProducer:
         session = None
         if policy is not Policy.LEAST_IN_FLIGHT and policy is not Policy.ROUND_ROBIN and not workload.unique:
             session = session_key(kind, body, tenant=tenant, conversation_id=conversation_id)
-        if policy in _UNCOUNTED and not self._count_always:
+        if policy in _UNCOUNTED and not self._count_always():
             return Facts(workload, session=session)
         prompt = await self._tokeniser.prompt(kind, body)
         if policy in _UNCOUNTED or workload.unique or prompt.count < self._min_tokens:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvduplex_router.clock import Clock
-from kvduplex_router.config import Plan, Policy, RoutingConfig
+from kvduplex_router.config import Policy, RoutingConfig
 from kvduplex_router.events.index import BlockIndex
 from kvduplex_router.events.service import Endpoints, EventService
 from kvduplex_router.events.trust import Trust, TrustKeeper
@@ -75,7 +75,7 @@ class RoutingService:
         self.picker = PolicyPicker(rosters, bounded_load=config.bounded_load)
         self._producer = FactProducer(
             config, tokeniser=self.tokeniser, index=self.index, learned=self.learned, recent=self.recent,
-            desks=self.desks, count_always=Plan.CONTINUE in config.plans,
+            desks=self.desks, count_always=lambda: self._fleet.disaggregated and self.tokeniser.exact,
         )  # fmt: skip
         self._events = EventService(self.index, trust=self._trust, wanted=self._publishers, clock=clock)
         self._listens = config.uses(Policy.KV_EVENTS)
@@ -117,6 +117,21 @@ class RoutingService:
                 self.recent.sent(engine.name, facts.units)
         return reservation
 
+    def work(self, seat: Seat, facts: Facts | None, *, held: int | None) -> None:
+        """A decode engine is given a turn: enter what it has to do into its figures.
+
+        Args:
+            seat: Where.
+            facts: The request's.
+            held: Prompt tokens it holds, when it computes the rest itself; None when it reads what was computed.
+        """
+        if facts is None or facts.prompt is None:
+            return
+        computed, read = (1, facts.tokens) if held is None else (max(1, facts.tokens - held), 0)
+        seat.reservation = Reservation(self.desks.of(seat.engine), seat.engine, computed, read, self._clock)
+        if facts.units:
+            self.learned.sent(seat.engine.name, facts.units)
+
     def answered(self, seat: Seat, facts: Facts | None, prompt: int | None, cached: int | None) -> None:
         """A prompt was computed: learn from how long it took, and from what the engine says it held.
 
@@ -126,15 +141,14 @@ class RoutingService:
             prompt: Prompt tokens as the engine counted them; None when it did not say.
             cached: Of those, tokens that it did not compute; None when it did not say.
         """
-        if seat.reservation is not None:
-            seat.reservation.learn(prompt, cached)
+        seat.learn(prompt, cached)
         if facts is not None:
             self._reported(seat.engine, facts, prompt, cached)
 
     def _reported(self, engine: Engine, facts: Facts, prompt: int | None, cached: int | None) -> None:
         """What is believed of an engine is set right by what it says."""
-        if prompt is None or cached is None or facts.prompt is None:
-            return
+        if prompt is None or cached is None or facts.prompt is None or facts.pullable:
+            return  # a prompt that was read from another engine says nothing about what this one held
         predicted = facts.overlaps.get(engine.name, 0)
         self.predicted += predicted
         if facts.prompt.exact and facts.prompt.count != prompt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -14,18 +15,18 @@ Family = tuple[str, str, str, tuple[str, ...], Iterable[tuple[tuple[str, ...], f
 
 
 class FamilyCollector(Collector):
-    """Exposes what `read` returns.
+    """Exposes what all of `reads` return.
 
     Args:
-        read: Called at every scrape.
+        reads: Called at every scrape.
     """
 
-    def __init__(self, read: Callable[[], Iterable[Family]]) -> None:
-        self._read = read
+    def __init__(self, *reads: Callable[[], Iterable[Family]]) -> None:
+        self._reads = reads
 
     def collect(self) -> Iterator[Metric]:
         """For the registry."""
-        for kind, name, help_text, labels, samples in self._read():
+        for kind, name, help_text, labels, samples in chain.from_iterable(read() for read in self._reads):
             make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
             family = make(f"kvduplex_router_{name}", help_text, labels=labels)
             for values, value in samples:

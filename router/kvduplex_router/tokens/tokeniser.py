@@ -156,6 +156,10 @@ class Tokeniser:
         leading = _messages_before(place, [str(message["role"]) for message in chat.messages])
         if not leading:
             return 0
+        ends = np.nonzero(np.frombuffer(tokens, np.uint32) == self._end_id)[0]
+        more = len(ends) - len(chat.messages)  # that the template puts in front
+        if more >= 0:
+            return int(ends[leading + more - 1]) + 1
         try:
             beginning = self._render(chat, chat.messages[:leading], generation_prompt=False)
         except NotRenderableError:
@@ -163,10 +167,7 @@ class Tokeniser:
         if not text.startswith(beginning):
             return None
         whole = beginning.count(self._end)
-        if whole == 0:
-            return 0
-        ends = np.nonzero(np.frombuffer(tokens, np.uint32) == self._end_id)[0]
-        return int(ends[whole - 1]) + 1 if whole <= len(ends) else None
+        return int(ends[whole - 1]) + 1 if 0 < whole <= len(ends) else None
 
     async def _encoded(self, text: str, *, special: bool = False) -> bytes:
         """Token ids of a text; of a long one in another thread, for the library lets go of the interpreter."""

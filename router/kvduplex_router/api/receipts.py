@@ -1,0 +1,22 @@
+"""What was decided for the last turns, for operators."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from kvduplex_router.pd.receipts import ReceiptRing
+
+__all__ = ["receipts_router"]
+
+
+def receipts_router(ring: ReceiptRing) -> APIRouter:
+    """The route ``/admin/receipts``, of the process that answers."""
+    router = APIRouter(prefix="/admin", tags=["admin"])
+
+    @router.get("/receipts", summary="Plans of the last turns, and what came of them")
+    async def receipts(count: Annotated[int, Query(ge=1, le=10_000)] = 100) -> list[dict[str, Any]]:
+        return ring.recent(count)
+
+    return router
