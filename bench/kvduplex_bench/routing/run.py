@@ -117,8 +117,11 @@ def compare(
     rate = 0.0
     if not comparison.trace.closed:
         progress(f"{comparison.trace.name}: finding the rate of {comparison.load:.0%} load")
-        engines = comparison.fleet.replicas or comparison.fleet.prefill + comparison.fleet.decode
-        rate = bearable_rate(comparison.trace, timing, replicas=engines) * comparison.load
+        fleet = comparison.fleet
+        full = bearable_rate(
+            comparison.trace, timing, replicas=fleet.replicas, prefill=fleet.prefill, decode=fleet.decode
+        )
+        rate = full * comparison.load
     writer = Writer([text for _, text in Tokens(comparison.tokenizer).words])
     return [_one(comparison, arm, timing, writer, rate, progress) for arm in arms]
 
