@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -16,6 +16,7 @@ from kvduplex_router.api.admin import admin_router
 from kvduplex_router.api.app import Front, build_app
 from kvduplex_router.api.auth import env_secret, load_authenticator
 from kvduplex_router.api.guard import Guard
+from kvduplex_router.api.hits import hits_router
 from kvduplex_router.api.operations import operations_router
 from kvduplex_router.api.passthrough import Passthrough
 from kvduplex_router.api.protocol import client_protocol
@@ -52,7 +53,9 @@ from kvduplex_router.requests import apis
 from kvduplex_router.routing.admission import Admission
 from kvduplex_router.routing.service import RoutingService
 from kvduplex_router.telemetry.families import FamilyCollector
+from kvduplex_router.telemetry.hits import HitDoctor
 from kvduplex_router.telemetry.metrics import Metrics
+from kvduplex_router.telemetry.tracing import open_tracing
 from kvduplex_transfer.leases.client import AsyncLeaseClient
 
 __all__ = ["LedgerService", "Router", "compose", "compose_ledger", "compose_members"]
@@ -106,8 +109,8 @@ def compose(
     engine_headers = _engine_headers(config.auth)
     admin_key = None if config.admin.key_env is None else env_secret("admin.key_env", config.admin.key_env)
     fleet = Fleet()
-    make = EngineMaker(config, watchdog=watchdog, clock=clock)
-    members, discovery = compose_members(config, FleetTarget(fleet, make))
+    target = FleetTarget(fleet, EngineMaker(config, watchdog=watchdog, clock=clock))
+    members, discovery = compose_members(config, target)
     settings = config.conversations
     local = None if ledger is not None else compose_ledger(config, clock=clock, lease_service=lease_service)
     if local is not None:
@@ -129,7 +132,8 @@ def compose(
         }
 
     metrics = Metrics(fleet, gauges)
-    accounts = Accounts(metrics)
+    doctor, tracing = HitDoctor(clock), open_tracing(config.telemetry)
+    accounts = Accounts(metrics, doctor)
     answer = AnswerHop(
         clock=clock,
         answer_limit=config.limits.answer_bytes,
@@ -153,7 +157,7 @@ def compose(
         planner=Planner(config.routing, routing),
     )
     receipts = ReceiptRing(config.routing.receipts)
-    metrics.registry.register(FamilyCollector(routing.families, receipts.families))
+    metrics.registry.register(FamilyCollector(routing.families, receipts.families, doctor.families))
     for kind in apis.ALL:
         endpoints[kind.path] = TurnEndpoint(
             kind,
@@ -163,24 +167,23 @@ def compose(
             config=config,
             engine_headers=engine_headers,
             receipts=receipts,
+            tracing=tracing,
         )
     prober = HealthProber(fleet, config.health, clock=clock, headers=engine_headers)
     prober.on_up = admission.seat_free
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(prober.run()), asyncio.create_task(routing.run())]
-        if local is not None:
-            tasks += [asyncio.create_task(local.run()), asyncio.create_task(discovery.run())]
+        own = () if local is None else (local.run, discovery.run)
         try:
-            yield
+            async with _running(prober.run, routing.run, *own):
+                yield
+                await feed.close()
         finally:
-            await feed.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             fleet.close()
             watchdog.close()
+            if tracing is not None:
+                await tracing.close()
 
     protocol = client_protocol(watchdog, header_s=config.timeouts.header_s)
     passthrough = Passthrough(
@@ -194,18 +197,32 @@ def compose(
     view = fleet_view or LocalView(metrics, members)
     operations = operations_router(fleet, view, engine_headers=engine_headers)
     feed = Feed(fleet, view.metrics, clock=clock, version=_version())
-    routers = (operations, admin_router(fleet, members, view), receipts_router(receipts), dashboard_router(feed))
+    admins = (admin_router(fleet, members, view), receipts_router(receipts))
+    routers = (operations, *admins, hits_router(doctor, fleet, workers=config.workers), dashboard_router(feed))
     app = build_app(endpoints=endpoints, routers=routers, lifespan=lifespan, version=_version())
     authenticator = load_authenticator(config.auth, clock=clock, workers=config.workers)
-    apart = config.admin.listen is not None
     front, admin = (
         Front(app, endpoints=endpoints, passthrough=passthrough, guard=guard, metrics=metrics)
         for guard in (
-            Guard(authenticator, admin_key=admin_key, operators=not apart),
+            Guard(authenticator, admin_key=admin_key, operators=config.admin.listen is None),
             Guard(authenticator, admin_key=admin_key, clients=False),
         )
     )
-    return Router(front, admin if apart else None, app, fleet, members, metrics, prober, feed, protocol)
+    return Router(
+        front, admin if config.admin.listen is not None else None, app, fleet, members, metrics, prober, feed, protocol
+    )
+
+
+@contextlib.asynccontextmanager
+async def _running(*work: Callable[[], Coroutine[None, None, None]]) -> AsyncIterator[None]:
+    """Run these in the background."""
+    tasks = [asyncio.create_task(each()) for each in work]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)

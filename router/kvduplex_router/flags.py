@@ -32,6 +32,7 @@ def config_from_argv(argv: Sequence[str]) -> RouterConfig:
         tokenizer=given.tokenizer,
         decoder_kv_blocks_ttl_s=given.decoder_kv_blocks_ttl,
         state_url=given.state,
+        otlp_endpoint=given.otlp_endpoint,
         engines_file=given.engines_file,
         engines_dns=tuple(given.engines_dns),
         engines_ec2=tuple(given.engines_ec2),
@@ -72,5 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--state", metavar="valkey://HOST:PORT/DB", help="share conversations with other routers through this server"
     )
+    parser.add_argument("--otlp-endpoint", metavar="URL", help="send traces there by OTLP over HTTP (none)")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (1)")
     return parser

@@ -26,12 +26,13 @@ from kvduplex_router.requests.body import Body
 from kvduplex_router.requests.fields import CONVERSATION_ID
 from kvduplex_router.requests.kinds import ApiKind
 from kvduplex_router.telemetry.metrics import Metrics
+from kvduplex_router.telemetry.tracing import Tracing, TurnTrace
 
 __all__ = ["TurnEndpoint", "new_request_id"]
 
 _log = logging.getLogger("kvduplex.router.turn")
 _TRACE: Final[tuple[bytes, ...]] = (b"traceparent", b"tracestate")
-_TRACE_AND_KEY: Final = (*_TRACE, b"authorization")
+_KEY: Final[tuple[bytes, ...]] = (b"authorization",)
 
 
 _PREFIX: Final = secrets.token_hex(8)
@@ -56,8 +57,10 @@ class TurnEndpoint:
         config: RouterConfig,
         engine_headers: bytes,
         receipts: ReceiptRing,
+        tracing: Tracing | None,
     ) -> None:
         self._receipts = receipts
+        self._tracing = tracing
         self._kind = kind
         self._runner = runner
         self._metrics = metrics
@@ -99,16 +102,23 @@ class TurnEndpoint:
                 receipt.delivered_s = client.reply.started_at - began
             self._metrics.turns.inc(self._kind.name, receipt.plan, receipt.outcome)
             self._receipts.add(self._kind.name, request_id, receipt)
+            if receipt.trace is not None:
+                receipt.trace.end(receipt.outcome, **_told(request_id, receipt))
             if _log.isEnabledFor(logging.DEBUG):
                 _log.debug("turn %s: %s over %s: %s", request_id, receipt.plan, receipt.engines, receipt.outcome)
 
     async def _serve(self, client: Client, receipt: Receipt, request_id: str, caller: Principal | None) -> None:
+        if self._tracing is not None:
+            receipt.trace = self._tracing.turn(client.headers, self._kind.name)
         raw = await client.body(limit=self._limit, timeout_s=self._upload_s)
-        request = self._request(Body.parse(raw), client.headers, request_id, "" if caller is None else caller.tenant)
+        tenant = "" if caller is None else caller.tenant
+        request = self._request(Body.parse(raw), client.headers, request_id, tenant, receipt.trace)
         receipt.streamed = request.stream
         await client.while_connected(self._runner.run(request, client.reply, receipt))
 
-    def _request(self, body: Body, headers: dict[bytes, bytes], request_id: str, tenant: str) -> TurnRequest:
+    def _request(
+        self, body: Body, headers: dict[bytes, bytes], request_id: str, tenant: str, trace: TurnTrace | None
+    ) -> TurnRequest:
         return TurnRequest(
             kind=self._kind,
             body=body,
@@ -117,12 +127,16 @@ class TurnEndpoint:
             conversation_id=_conversation_id(body, headers),
             headers=self._headers(headers, request_id),
             workload=_workload(headers),
+            trace=trace,
         )
 
     def _headers(self, headers: dict[bytes, bytes], request_id: str) -> bytes:
-        """Header lines for engines: ours, and of the client's the trace context and what configuration allows."""
+        """Header lines for engines: ours, and of the client's the trace context and what configuration allows.
+
+        With traces of our own engines hang below our spans, whose context each hop adds.
+        """
         lines = b"x-request-id: %b\r\n%b" % (request_id.encode(), self._engine_headers)
-        allowed = _TRACE_AND_KEY if self._forward_authorization else _TRACE
+        allowed = (*(() if self._tracing else _TRACE), *(_KEY if self._forward_authorization else ()))
         return lines + forwardable([(name, headers[name]) for name in allowed if name in headers])
 
     async def _refuse(self, error: RouterError, client: Client, receipt: Receipt, request_id: str) -> None:
@@ -134,6 +148,18 @@ class TurnEndpoint:
             await client.refuse_unread(error, self._kind.errors, headers)
         else:
             await send_error(client.reply, error, self._kind.errors, headers)
+
+
+def _told(request_id: str, receipt: Receipt) -> dict[str, str | int | None]:
+    """What a span says of a turn."""
+    return {
+        "request_id": request_id,
+        "plan": receipt.plan,
+        "class": receipt.workload or None,
+        "cached_tokens": receipt.cached_tokens,
+        "predicted_tokens": receipt.predicted,
+        "why_not_split": receipt.detail or None,
+    }
 
 
 def _workload(headers: dict[bytes, bytes]) -> str | None:

@@ -30,6 +30,7 @@ from kvduplex_router.config.sections import (
     TlsConfig,
 )
 from kvduplex_router.config.state import StateConfig
+from kvduplex_router.config.telemetry import TelemetryConfig
 
 __all__ = [
     "AdminConfig",
@@ -55,6 +56,7 @@ __all__ = [
     "RoutingConfig",
     "Section",
     "StateConfig",
+    "TelemetryConfig",
     "TimeoutConfig",
     "TlsConfig",
     "WeightsConfig",

@@ -18,6 +18,7 @@ __all__ = ["build_config"]
 _SECTION_FLAGS: Final = {
     "decoder_kv_blocks_ttl_s": ("conversations", "decoder_kv_blocks_ttl_s"),
     "state_url": ("state", "url"),
+    "otlp_endpoint": ("telemetry", "otlp_endpoint"),
     "policy": ("routing", "policy"),
     "tokenizer": ("routing", "tokenizer"),
     "engines_file": ("discovery", "file"),

@@ -25,6 +25,7 @@ from kvduplex_router.config.sections import (
     TlsConfig,
 )
 from kvduplex_router.config.state import StateConfig
+from kvduplex_router.config.telemetry import TelemetryConfig
 
 __all__ = ["RouterConfig"]
 
@@ -63,6 +64,7 @@ class RouterConfig(Section):
     admin: AdminConfig = AdminConfig()
     tls: TlsConfig = TlsConfig()
     state: StateConfig = StateConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     routing: RoutingConfig = RoutingConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
 

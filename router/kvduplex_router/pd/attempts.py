@@ -11,6 +11,7 @@ from kvduplex_router.pd.request import TurnRequest
 from kvduplex_router.pd.usage import PromptUsage
 from kvduplex_router.routing.facts import Facts
 from kvduplex_router.routing.picker import PickContext
+from kvduplex_router.telemetry.hits import HitDoctor
 from kvduplex_router.telemetry.metrics import Metrics
 
 __all__ = ["Accounts", "Attempts"]
@@ -59,21 +60,30 @@ class Attempts:
 class Accounts:
     """Counts and logs what happens in turns."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, doctor: HitDoctor) -> None:
         self._metrics = metrics
+        self._doctor = doctor
 
     def failure(self, hop: str, request: TurnRequest, error: HopFailedError) -> None:
         """A hop failed by the engine's fault."""
         self._metrics.hop_failures.inc(hop, error.reason)
         _log.warning("turn %s: %s", request.request_id, error)
 
-    def tokens(self, request: TurnRequest, usage: PromptUsage) -> None:
-        """The hop that computed the prompt said how long it was."""
-        if usage.prompt_tokens is None:
-            return
-        workload = "default" if request.facts is None else request.facts.workload.name
+    def refused(self, request: TurnRequest, reason: str) -> None:
+        """A turn could not use its last turn's KV."""
+        self._metrics.refusals.inc(reason)
+        self._doctor.refused(_workload(request), reason)
+
+    def tokens(self, request: TurnRequest, usage: PromptUsage, engine: Engine) -> None:
+        """The hop that computed the prompt said how long it was, and how much of it was cached."""
+        if usage.prompt_tokens is None or usage.cached_tokens is None:
+            return  # not to be told apart from nothing cached
+        workload = _workload(request)
         self._metrics.prompt_tokens.inc(workload, by=usage.prompt_tokens)
-        self._metrics.cached_tokens.inc(workload, by=usage.cached_tokens or 0)
+        self._metrics.cached_tokens.inc(workload, by=usage.cached_tokens)
+        self._doctor.counted(workload, usage.prompt_tokens, usage.cached_tokens, _held(request, engine))
+        if self._doctor.looks:
+            self._doctor.prompts.look(workload, request.tenant, request.kind.history, request.body)
 
     def compare(self, request: TurnRequest, prefill: PromptUsage, decode: PromptUsage) -> None:
         """Both hops must have rendered the same prompt; that they did not is a fault of the set-up worth an alarm."""
@@ -87,3 +97,16 @@ class Accounts:
             prefill.prompt_tokens,
             decode.prompt_tokens,
         )
+
+
+def _workload(request: TurnRequest) -> str:
+    return "default" if request.facts is None else request.facts.workload.name
+
+
+def _held(request: TurnRequest, engine: Engine) -> tuple[int, int] | None:
+    """Prompt tokens expected at an engine, and the most expected at any; None when nothing was looked up."""
+    facts = request.facts
+    if facts is None or facts.prompt is None:
+        return None
+    here = max(facts.overlaps.get(engine.name, 0), facts.pullable)
+    return here, max((here, *facts.overlaps.values()))

@@ -88,10 +88,25 @@ class AnswerHop:
             EngineAnswerError: The engine refused the request for the client's sake.
             BrokenStreamError: It failed later.
         """
-        message = post_request(post_head(engine.address.origin, request.kind.path), request.headers, body)
-        began = self._clock()
-        hop = await open_hop(engine, message, self._clock, resend=usage is None)
-        self._metrics.hop_seconds.observe(self._clock() - began, "decode" if usage is not None else "whole")
+        name = "decode" if usage is not None else "whole"
+        with request.hop(name, engine) as lines:
+            message = post_request(post_head(engine.address.origin, request.kind.path), lines, body)
+            began = self._clock()
+            hop = await open_hop(engine, message, self._clock, resend=usage is None)
+            self._metrics.hop_seconds.observe(self._clock() - began, name)
+            return await self._pass(request, hop, sink, headers, usage, on_first, collect=collect)
+
+    async def _pass(
+        self,
+        request: TurnRequest,
+        hop: Hop,
+        sink: Sink,
+        headers: Mapping[str, str],
+        usage: PromptUsage | None,
+        on_first: Callable[[], None],
+        *,
+        collect: bool,
+    ) -> Answered:
         collector = AnswerCollector(decoded_frames) if collect else None
         try:
             if hop.response.content_type == _EVENT_STREAM:

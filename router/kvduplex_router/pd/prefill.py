@@ -55,13 +55,14 @@ class PrefillHop:
             EngineAnswerError: The engine refused the request for the client's sake.
         """
         body = prefill_body(request.kind, request.body, params, keep_forcing=self._keep_forcing)
-        message = post_request(post_head(engine.address.origin, request.kind.path), request.headers, body)
-        hop = await open_hop(engine, message, self._clock, resend=resend)
-        try:
-            raw = await hop.read_all(self._answer_limit)
-        finally:
-            hop.close()
-        return self._read(hop, raw)
+        with request.hop("prefill", engine) as headers:
+            message = post_request(post_head(engine.address.origin, request.kind.path), headers, body)
+            hop = await open_hop(engine, message, self._clock, resend=resend)
+            try:
+                raw = await hop.read_all(self._answer_limit)
+            finally:
+                hop.close()
+            return self._read(hop, raw)
 
     def _read(self, hop: Hop, raw: bytes) -> Prefilled:
         members = reply_members(hop, raw)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
+from kvduplex_router.fleet.engine import Engine
 from kvduplex_router.requests.body import Body
 from kvduplex_router.requests.kinds import ApiKind
 from kvduplex_router.routing.facts import Facts
+from kvduplex_router.telemetry.tracing import TurnTrace
 
 __all__ = ["Receipt", "Sink", "TurnRequest"]
 
@@ -27,6 +30,7 @@ class TurnRequest(msgspec.Struct, frozen=True):
         headers: Header lines for engines.
         workload: The workload class that the client names.
         facts: What routing worked out about it.
+        trace: Its span, when turns are traced.
     """
 
     kind: ApiKind
@@ -37,6 +41,13 @@ class TurnRequest(msgspec.Struct, frozen=True):
     headers: bytes
     workload: str | None = None
     facts: Facts | None = None
+    trace: TurnTrace | None = None
+
+    def hop(self, name: str, engine: Engine) -> AbstractContextManager[bytes]:
+        """Header lines for one request to an engine, and that request's span while it is entered."""
+        if self.trace is None:
+            return nullcontext(self.headers)
+        return self.trace.hop(name, engine.name, self.headers)
 
     @property
     def stream(self) -> bool:
@@ -63,6 +74,7 @@ class Receipt:
         delivered_s: As it came.
         runner_up: The plan that came second.
         runner_up_s: Its price.
+        trace: The turn's span, when it is traced.
     """
 
     plan: str = "none"
@@ -79,6 +91,7 @@ class Receipt:
     delivered_s: float | None = None
     runner_up: str | None = None
     runner_up_s: float | None = None
+    trace: TurnTrace | None = None
 
 
 class Sink(Protocol):

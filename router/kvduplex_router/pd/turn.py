@@ -132,7 +132,7 @@ class TurnRunner:
             await self._attempts(request, sink, receipt, continuation)
         finally:
             if continuation.refusal is not None:
-                self._metrics.refusals.inc(continuation.refusal.value)
+                self._accounts.refused(request, continuation.refusal.value)
             self._conversations.release(taken)
 
     async def _attempts(self, request: TurnRequest, sink: Sink, receipt: Receipt, continuation: Continuation) -> None:
@@ -217,7 +217,7 @@ class TurnRunner:
         self._routing.answered(seat, request.facts, prefilled.usage.prompt_tokens, prefilled.usage.cached_tokens)
         receipt.reason = seat.reason
         receipt.cached_tokens = prefilled.usage.cached_tokens
-        self._accounts.tokens(request, prefilled.usage)
+        self._accounts.tokens(request, prefilled.usage, seat.engine)
         return prefilled
 
     def _prefill_params(self, continuation: Continuation, prefill: Engine) -> bytes:
@@ -276,7 +276,7 @@ class TurnRunner:
         else:
             seat.learn(answered.usage.prompt_tokens, answered.usage.cached_tokens)
             receipt.cached_tokens = answered.usage.cached_tokens
-            self._accounts.tokens(request, answered.usage)
+            self._accounts.tokens(request, answered.usage, engine)
 
     def _keep(
         self, continuation: Continuation, engine: Engine, lease: str | None, answered: Answered, receipt: Receipt

@@ -77,5 +77,5 @@ class WholeTurn:
         if answered.failed:
             receipt.outcome = "engine_error"
         receipt.cached_tokens = answered.usage.cached_tokens
-        self._accounts.tokens(request, answered.usage)
+        self._accounts.tokens(request, answered.usage, engine)
         self._routing.answered(seat, request.facts, answered.usage.prompt_tokens, answered.usage.cached_tokens)

@@ -8,7 +8,7 @@ from itertools import chain
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-__all__ = ["FamilyCollector"]
+__all__ = ["Family", "FamilyCollector"]
 
 Family = tuple[str, str, str, tuple[str, ...], Iterable[tuple[tuple[str, ...], float]]]
 """``counter`` or ``gauge``, name without prefix, help, label names, and samples as label values and value."""
