@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from kvduplex_router.config.document import ConfigDocument
 from kvduplex_router.config.router import RouterConfig
-from kvduplex_router.config.sections import EngineConfig
 from kvduplex_router.errors import ConfigError
 
 __all__ = ["build_config"]
@@ -68,9 +67,13 @@ def _explain(error: ValidationError, document: ConfigDocument, flags: dict[str, 
 def _allowed(location: tuple[int | str, ...]) -> list[str]:
     model: type[BaseModel] = RouterConfig
     for part in location[:-1]:
-        if isinstance(part, int):
-            model = EngineConfig
-        elif part in model.model_fields:
-            annotation = model.model_fields[part].annotation
-            model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else EngineConfig
+        if isinstance(part, str) and part in model.model_fields:
+            model = _model_in(model.model_fields[part].annotation) or model
     return sorted(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that an annotation is or contains."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := _model_in(inner)) is not None), None)

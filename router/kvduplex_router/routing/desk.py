@@ -22,19 +22,19 @@ class Desk:
 
     Attributes:
         pending_tokens: Prompt tokens to compute of requests sent there and not yet begun to be answered.
-        pending: Those requests.
         cost: What work costs there.
         trust: How far its events may be believed.
         belief: Part of what the router remembers of prompts sent there that the engine turned out to hold.
         typical: Running mean of the prompt tokens a request had it compute.
     """
 
-    __slots__ = ("_prior", "belief", "cost", "pending", "pending_tokens", "trust", "typical")
+    __slots__ = ("_clock", "_open", "_prior", "belief", "cost", "pending_tokens", "trust", "typical")
 
-    def __init__(self, prior: EngineCost) -> None:
+    def __init__(self, prior: EngineCost, clock: Clock) -> None:
         self.pending_tokens = 0
-        self.pending = 0
+        self._open: dict[Reservation, None] = {}
         self._prior = prior
+        self._clock = clock
         self.cost = EngineCost(prior)
         self.trust = TrustKeeper()
         self.belief = 1.0
@@ -45,10 +45,29 @@ class Desk:
         """Its own cost model, or that of its role until it has been seen often enough."""
         return self.cost if self.cost.samples >= _OWN_SAMPLES else self._prior
 
+    @property
+    def pending(self) -> int:
+        """Requests sent there and not yet begun to be answered."""
+        return len(self._open)
+
+    def opened(self, reservation: Reservation) -> None:
+        """A request was sent there."""
+        self._open[reservation] = None
+        self.pending_tokens += reservation.computed
+
+    def closed(self, reservation: Reservation) -> None:
+        """Its prompt was computed, or it ended."""
+        del self._open[reservation]
+        self.pending_tokens -= reservation.computed
+
     def wait_s(self, engine: Engine) -> float:
-        """Seconds until it would begin with another request: the prompts ahead, and what decoding slows it down."""
+        """Seconds until it would begin with another request.
+
+        They are the prompts ahead, what other requests slow it down, and by how much the oldest answer is overdue:
+        an engine that hangs shows it by that alone.
+        """
         prices = self.prices
-        decoding = engine.in_flight - self.pending
+        decoding = engine.in_flight
         load = engine.load
         ahead = float(self.pending_tokens)
         if load is not None:
@@ -56,7 +75,11 @@ class Desk:
                 ahead += (load.waiting - self.pending) * self.typical
             if load.running is not None and load.running > decoding:
                 decoding = int(load.running)
-        return prices.per_token * ahead + prices.per_running * decoding
+        wait = prices.per_token * ahead + prices.per_running * decoding
+        if self._open:
+            oldest = next(iter(self._open))
+            wait += max(0.0, self._clock() - oldest.began - oldest.expected_s)
+        return wait
 
     def learn(self, work: Work, seconds: float) -> None:
         """A request's first token came after `seconds`."""
@@ -71,9 +94,14 @@ class Desk:
 
 
 class Desks:
-    """A desk for each engine, made when it is first asked for."""
+    """A desk for each engine, made when it is first asked for.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._desks: dict[str, Desk] = {}
         self._priors = {role: EngineCost() for role in EngineRole}
 
@@ -81,7 +109,7 @@ class Desks:
         """The engine's desk."""
         desk = self._desks.get(engine.name)
         if desk is None:
-            desk = self._desks[engine.name] = Desk(self._priors[engine.role])
+            desk = self._desks[engine.name] = Desk(self._priors[engine.role], self._clock)
         return desk
 
     def find(self, name: str) -> Desk | None:
@@ -105,7 +133,9 @@ class Reservation:
         clock: Monotonic seconds.
 
     Attributes:
+        computed: Prompt tokens it is expected to compute.
         ahead: Prompt tokens to compute of requests before it.
+        began: When it was sent.
         running: Requests that were being decoded.
         expected_s: Seconds until its first token, as expected.
         first_s: As it came; None when it has not, or nothing shows it.
@@ -113,12 +143,12 @@ class Reservation:
 
     __slots__ = (
         "_clock",
-        "_computed",
         "_desk",
         "_open",
         "_pulled",
         "ahead",
         "began",
+        "computed",
         "expected_s",
         "first_s",
         "running",
@@ -127,7 +157,7 @@ class Reservation:
     def __init__(self, desk: Desk, engine: Engine, computed: int, pulled: int, clock: Clock) -> None:
         self._desk = desk
         self._clock = clock
-        self._computed = computed
+        self.computed = computed
         self._pulled = pulled
         self._open = True
         self.ahead = desk.pending_tokens
@@ -135,8 +165,7 @@ class Reservation:
         self.began = clock()
         self.expected_s = desk.prices.seconds(Work(computed, self.ahead, self.running, pulled))
         self.first_s: float | None = None
-        desk.pending_tokens += computed
-        desk.pending += 1
+        desk.opened(self)
 
     def first(self) -> None:
         """The first token came: the prompt is computed."""
@@ -154,10 +183,9 @@ class Reservation:
         if self.first_s is None:
             return
         known = prompt is not None and cached is not None
-        computed = max(1, (prompt or 0) - (cached or 0)) if known else self._computed
+        computed = max(1, (prompt or 0) - (cached or 0)) if known else self.computed
         self._desk.learn(Work(computed, self.ahead, self.running, self._pulled), self.first_s)
 
     def _settle(self) -> None:
         self._open = False
-        self._desk.pending_tokens -= self._computed
-        self._desk.pending -= 1
+        self._desk.closed(self)

@@ -57,7 +57,7 @@ class RoutingService:
         self._fleet = fleet
         self._clock = clock
         limits = config.events
-        self.desks = Desks()
+        self.desks = Desks(clock)
         self.index = BlockIndex(max_blocks=limits.max_blocks, max_engines=limits.max_engines)
         self.learned = LearnedPrefixes(
             max_units=limits.learned_units,

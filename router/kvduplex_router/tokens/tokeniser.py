@@ -12,6 +12,7 @@ from typing import Any, Final, TypedDict
 
 import numpy as np
 
+from kvduplex_router.errors import BadRequestError
 from kvduplex_router.events.hashing import TOKEN_BYTES, token_bytes
 from kvduplex_router.requests.apis import CHAT, COMPLETIONS
 from kvduplex_router.requests.body import Body
@@ -91,6 +92,8 @@ class Tokeniser:
                 return await self._exact(kind, body)
         except NotRenderableError as error:
             self.failures[error.reason] += 1
+        except BadRequestError:  # JSON that only a lenient reader takes, such as lone surrogates
+            self.failures["shape"] += 1
         return _estimate(kind, body)
 
     @staticmethod

@@ -12,6 +12,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from kvduplex.tinymodel.tokenizer import tokenizer_files, vocabulary
 from kvduplex_router.compose import Router, compose
 from kvduplex_router.config import build_config
 
@@ -450,3 +452,12 @@ def tools() -> SimpleNamespace:
         Engine=Engine,
         Client=Client,
     )
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with a byte-level tokenizer and a ChatML template."""
+    folder = tmp_path_factory.mktemp("model")
+    for name, content in tokenizer_files(vocabulary(), max_tokens=8192).items():
+        (folder / name).write_bytes(content)
+    return folder
