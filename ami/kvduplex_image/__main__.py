@@ -6,6 +6,8 @@ import dataclasses
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,7 @@ import boto3
 import typer
 
 from kvduplex_image.bundle import make_bundle
+from kvduplex_image.container import EXTRAS, check_base, write_context
 from kvduplex_image.errors import ImageError
 from kvduplex_image.imagebuilder import components, image_recipe
 from kvduplex_image.packer import packer_plugins, packer_template
@@ -30,14 +33,7 @@ OutFolder = Annotated[Path, typer.Option(help="Folder to write into.")]
 @app.command()
 def wheels(recipe_file: RecipeFile, folder: Annotated[Path, typer.Option(help="Where wheels are kept.")]) -> None:
     """Download the wheels that the image's requirements are pinned by; needs the engine environment (`make setup`)."""
-    recipe = load_recipe(recipe_file)
-    folder.mkdir(parents=True, exist_ok=True)
-    pins = closure("kvduplex", _extras(recipe))
-    have = wheel_hashes(folder, pins)
-    missing = [f"{name}=={version}" for name, version in pins.items() if name not in have]
-    if missing:
-        _pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder), *missing)
-    _say(f"{folder}: wheels of {len(pins)} packages, {len(missing)} of them new")
+    _download(folder, closure("kvduplex", _extras(load_recipe(recipe_file))))
 
 
 @app.command()
@@ -101,6 +97,22 @@ def imagebuilder(
 
 
 @app.command()
+def container(
+    base: Annotated[str, typer.Option(help="Base image with Python, NAME@sha256:DIGEST.")],
+    folder: Annotated[Path, typer.Option("--wheels", help="Where wheels are kept; missing ones are downloaded.")],
+    out: OutFolder = Path("build/router"),
+) -> None:
+    """Write the folder that the router's container is built in."""
+    base = check_base(base)
+    pins = closure("kvduplex", EXTRAS)
+    _download(folder, pins)
+    requirements = hashed_requirements(pins, wheel_hashes(folder, pins))
+    with tempfile.TemporaryDirectory() as made:
+        write_context(out, wheel=_kvduplex_wheel(Path(made)), requirements=requirements)
+    _say(f"{out}: build it with `docker build --build-arg PYTHON_IMAGE={base} --tag kvduplex-router {out}`")
+
+
+@app.command()
 def publish(
     manifest: Annotated[Path, typer.Argument(help="manifest.json, as the build took it from the image.")],
     ami: Annotated[str, typer.Option(help="Id of the image.")],
@@ -136,6 +148,15 @@ def main() -> None:
     except ImageError as error:
         sys.stderr.write(f"kvduplex_image: {error}\n")
         sys.exit(2)
+
+
+def _download(folder: Path, pins: Mapping[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    have = wheel_hashes(folder, pins)
+    missing = [f"{name}=={version}" for name, version in pins.items() if name not in have]
+    if missing:
+        _pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder), *missing)
+    _say(f"{folder}: wheels of {len(pins)} packages, {len(missing)} of them new")
 
 
 def _extras(recipe: ImageRecipe) -> tuple[str, ...]:

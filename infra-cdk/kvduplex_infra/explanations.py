@@ -12,6 +12,7 @@ STATEMENTS: Mapping[str, str] = MappingProxyType(
         "SessionManager": "The agent's calls name no resource that IAM could match (service authorization reference: "
         "ssmmessages, ec2messages, ssm:UpdateInstanceInformation); they open no way to other machines.",
         "PublishMetrics": "cloudwatch:PutMetricData has no resource; a condition holds it to the namespace kvduplex.",
+        "RegistryLogin": "ecr:GetAuthorizationToken names no repository; PullImage names the one that is read.",
         "FindEngines": "ec2:DescribeInstances has no resource-level permission; it reads and changes nothing.",
     }
 )
@@ -31,6 +32,7 @@ FINDINGS: Mapping[str, str] = MappingProxyType(
         "log_bucket": "It holds access logs itself; logging its own accesses would not end.",
         "builder": "Image Builder names its buckets, log groups and component versions itself; the flavour's own "
         "components, and reading alone but for logs.",
+        "node_file": "The environment holds the node file, which names where secrets lie and holds none of them.",
         "zones": "EFA, capacity and reservations are bound to zones, so the cluster file names them.",
     }
 )

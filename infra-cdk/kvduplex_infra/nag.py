@@ -33,9 +33,20 @@ def acknowledge(stacks: ClusterStacks, cluster: Cluster) -> None:
     _keep(stacks.router.door.access_logs, "AwsSolutions-S1", "log_bucket")
     given = stacks.identity.account
     account = "<AWS::AccountId>" if Token.is_unresolved(given) else given
+    if stacks.router.service is not None:
+        _keep_containers(stacks, cluster, account)
     for role, machines in stacks.identity.roles.items():
         for resource, kind in _wildcards(cluster, role, account):
             _keep(machines, _WILDCARD.format(resource), kind)
+
+
+def _keep_containers(stacks: ClusterStacks, cluster: Cluster, account: str) -> None:
+    """The same for routers in containers."""
+    _keep(stacks.router, "AwsSolutions-ECS2", "node_file")
+    _keep(stacks.identity.router_role, _WILDCARD.format("*"), "everything")
+    logs = f"arn:<AWS::Partition>:logs:{cluster.region}:{account}:log-group:{Names(cluster.name).log_group('router')}:*"
+    _keep(stacks.router, _WILDCARD.format(logs), "log_streams")
+    _keep(stacks.router, _WILDCARD.format("*"), "everything")
 
 
 def acknowledge_image(stack: ImageStack) -> None:

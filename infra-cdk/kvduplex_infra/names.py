@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvduplex.aws.reporter import NAMESPACE
+from kvduplex.aws.sink import NAMESPACE
 from kvduplex.node.discovery import CLUSTER_TAG, ROLE_TAG
 
 __all__ = ["ENGINES_PER_MACHINE", "EVENTS_PORT", "METRIC_NAMESPACE", "ROUTER_PORT", "STATE_USER", "Names"]

@@ -25,7 +25,7 @@ from kvduplex.node.config import (
     State,
 )
 from kvduplex.node.discovery import CLUSTER_TAG
-from kvduplex.node.document import NodeConfigError
+from kvduplex.node.document import NodeConfigError, dump_node
 from kvduplex.node.engine import engine_plan_of
 from kvduplex.node.user_data import render_user_data
 from kvduplex_infra.cluster.model import Cluster, Fleet
@@ -38,6 +38,7 @@ __all__ = [
     "ENGINE_KEY",
     "STATE_ENDPOINT",
     "STATE_PASSWORD",
+    "container_node",
     "engine_node",
     "engine_plan",
     "router_node",
@@ -102,13 +103,21 @@ def router_node(cluster: Cluster, names: Names) -> NodeConfig:
         discovery=Discovery(ec2_tags={CLUSTER_TAG: cluster.name}),
         keys=Keys(clients=KeySource(secret=CLIENT_KEYS), engines=KeySource(secret=ENGINE_KEY)),
         state=_state() if cluster.shares_state else State(),
-        **_everyone(cluster, "router", names),
+        **(_everyone(cluster, "router", names) if cluster.router.platform == "ec2" else _in_container(cluster)),
     )
 
 
 def user_data(node: NodeConfig, replacements: Mapping[str, str]) -> str:
     """The node's user data, with placeholders replaced by what CloudFormation will know."""
-    text = render_user_data(node)
+    return _filled(render_user_data(node), replacements)
+
+
+def container_node(node: NodeConfig, replacements: Mapping[str, str]) -> str:
+    """The node's file as containers get it, with placeholders replaced likewise."""
+    return _filled(dump_node(node), replacements)
+
+
+def _filled(text: str, replacements: Mapping[str, str]) -> str:
     for placeholder, value in replacements.items():
         text = text.replace(placeholder, value)
     return text
@@ -122,6 +131,11 @@ def _model(cluster: Cluster) -> Model:
 def _state() -> State:
     # With TLS: the store speaks nothing else.
     return State(url=f"valkeys://{STATE_USER}@{STATE_ENDPOINT}", password=KeySource(secret=STATE_PASSWORD))
+
+
+def _in_container(cluster: Cluster) -> dict[str, Any]:
+    # Containers are read by their standard output, and their service takes the place of hooks and signals.
+    return {"logging": Logging(relay=True), "drain": Drain(timeout_s=cluster.drain.timeout_s)}
 
 
 def _everyone(cluster: Cluster, role: str, names: Names) -> dict[str, Any]:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from botocore.exceptions import BotoCoreError, ClientError
-
 from kvduplex.aws.lifecycle import Action
 from kvduplex.aws.metrics import Datum
+from kvduplex.aws.sink import CloudWatchSink, called
 
 if TYPE_CHECKING:
     from types_boto3_autoscaling import AutoScalingClient
     from types_boto3_cloudformation import CloudFormationClient
     from types_boto3_cloudwatch import CloudWatchClient
 
-__all__ = ["NAMESPACE", "Place", "Reporter"]
-
-NAMESPACE = "kvduplex"
-_log = logging.getLogger(__name__)
+__all__ = ["Place", "Reporter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +60,7 @@ class Reporter:
         self._place = place
         self._autoscaling = autoscaling
         self._cloudformation = cloudformation
-        self._cloudwatch = cloudwatch
-        self._dimensions = [{"Name": name, "Value": value} for name, value in dimensions.items()]
+        self._sink = CloudWatchSink(cloudwatch, dimensions=dimensions)
 
     def tell(self, action: Action) -> bool:
         """Carry out one action; False when AWS could not be reached, so that it is tried again.
@@ -81,26 +75,11 @@ class Reporter:
             Action.SIGNAL_FAILURE: lambda: self._signal("FAILURE"),
             Action.MARK_UNHEALTHY: self._mark_unhealthy,
         }
-        return self._call(action.value, calls[action])
+        return called(action.value, calls[action])
 
     def publish(self, data: Sequence[Datum]) -> bool:
         """Send metrics; False when they could not be sent, in which case they are dropped."""
-        if not data:
-            return True
-        entries = [
-            {
-                "MetricName": datum.metric.value,
-                "Dimensions": self._dimensions,
-                "Unit": datum.unit,
-                "Values": list(datum.values),
-                "Counts": list(datum.counts),
-            }
-            for datum in data
-        ]
-        return self._call(
-            "publish",
-            lambda: self._cloudwatch.put_metric_data(Namespace=NAMESPACE, MetricData=entries),  # type: ignore[arg-type]
-        )
+        return self._sink.publish(data)
 
     def _heartbeat(self) -> object:
         return self._autoscaling.record_lifecycle_action_heartbeat(
@@ -129,16 +108,3 @@ class Reporter:
         return self._autoscaling.set_instance_health(
             InstanceId=self._place.instance_id, HealthStatus="Unhealthy", ShouldRespectGracePeriod=False
         )
-
-    def _call(self, name: str, call: Callable[[], object]) -> bool:
-        try:
-            call()
-        except ClientError as error:
-            code = error.response.get("Error", {}).get("Code", "unknown")
-            _log.warning("%s refused by AWS: %s", name, code)
-            return code not in {"Throttling", "RequestLimitExceeded", "ServiceUnavailable", "InternalFailure"}
-        except BotoCoreError as error:
-            _log.warning("%s not sent: %s", name, type(error).__name__)
-            return False
-        _log.info("%s told", name)
-        return True

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
-from kvduplex.aws.devices import count_devices, efa_readings
+from kvduplex.aws.devices import count_devices
 from kvduplex.aws.lifecycle import Action, Phase, Seen, State, step
-from kvduplex.aws.metrics import Metric, Reading, data, read
+from kvduplex.aws.publisher import Publisher, fetch
 from kvduplex.aws.reporter import Reporter
 from kvduplex_transfer.interface import Host
 
-__all__ = ["PUBLISH_S", "Agent", "Services", "fetch"]
-
-PUBLISH_S = 60.0
-_MAX_BYTES = 8 * 1024 * 1024
-_log = logging.getLogger(__name__)
+__all__ = ["Agent", "Services"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +29,6 @@ class Services:
     metrics: tuple[str, ...]
     start_timeout_s: float
     fault_after_s: float
-
-
-def fetch(url: str, *, timeout_s: float = 5.0) -> str | None:
-    """Body of a 200 answer from this machine's own services, or None."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
-    try:
-        connection.request("GET", parts.path)
-        answer = connection.getresponse()
-        body = answer.read(_MAX_BYTES).decode(errors="replace")
-    except (OSError, http.client.HTTPException):
-        return None
-    else:
-        return body if answer.status == http.client.OK else None
-    finally:
-        connection.close()
 
 
 class Agent:
@@ -81,8 +58,7 @@ class Agent:
         self._clock = clock
         self._state = State.begin(clock())
         self._untold: tuple[Action, ...] = ()
-        self._readings: dict[str, dict[Metric, Reading]] = {}
-        self._published_s = float("-inf")
+        self._publisher = Publisher(services.metrics, host=host, publish=reporter.publish, clock=clock)
 
     @property
     def phase(self) -> Phase:
@@ -100,30 +76,7 @@ class Agent:
             fault_after_s=self._services.fault_after_s,
         )
         self._untold = tuple(a for a in (*self._untold, *actions) if not self._reporter.tell(a))
-        if now_s - self._published_s >= PUBLISH_S:
-            self._published_s = now_s
-            self._publish()
+        self._publisher.look()
 
     def _is_ready(self) -> bool:
         return all(fetch(url) is not None for url in self._services.health)
-
-    def _publish(self) -> None:
-        published: set[Metric] = set()
-        for place, readings in self._sources():
-            fresh = data(readings, self._readings.get(place, {}))
-            self._readings[place] = readings
-            self._reporter.publish(fresh)
-            published |= {datum.metric for datum in fresh}
-        _log.debug("published %s", ", ".join(sorted(published)) or "nothing")
-
-    def _sources(self) -> Sequence[tuple[str, dict[Metric, Reading]]]:
-        found = [("efa", efa_readings(self._host))]
-        for url in self._services.metrics:
-            text = fetch(url)
-            if text is None:
-                continue
-            try:
-                found.append((url, read(text)))
-            except ValueError:
-                _log.warning("%s is no Prometheus exposition", url)
-        return found

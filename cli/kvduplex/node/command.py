@@ -14,7 +14,7 @@ from kvduplex.errors import PreflightError, UsageError
 from kvduplex.node.aws import session
 from kvduplex.node.cloudwatch import start_cloudwatch_agent
 from kvduplex.node.config import NODE_FILE, NodeConfig
-from kvduplex.node.document import NodeConfigError, load_node
+from kvduplex.node.document import read_node
 from kvduplex.node.machine import Machine
 from kvduplex.node.manifest import ImageManifest
 from kvduplex.node.metadata import InstanceMetadata
@@ -90,7 +90,7 @@ def run(
     metadata = InstanceMetadata()
     machine = Machine(
         config=config,
-        manifest=ImageManifest.read(),
+        manifest=ImageManifest.read() if config.engine_roles else ImageManifest.of_this_process(),
         environ=dict(os.environ),
         metadata=metadata,
         aws=lambda: session(config.region or metadata.region()),
@@ -110,10 +110,4 @@ def run(
 
 
 def _load(file: Path) -> NodeConfig:
-    try:
-        text = file.read_text()
-    except OSError as error:
-        raise NodeConfigError(
-            f"{file}: {error.strerror}; user data writes it at the first boot, see `cloud-init status --long`"
-        ) from error
-    return load_node(text, where=str(file))
+    return read_node(file, os.environ)

@@ -17,6 +17,7 @@ from kvduplex_transfer.interface import Role
 
 __all__ = [
     "NODE_FILE",
+    "NODE_VARIABLE",
     "Backend",
     "CompileCache",
     "Discovery",
@@ -36,6 +37,8 @@ __all__ = [
 
 NODE_FILE = "/etc/kvduplex/node.yaml"
 """Where a machine's configuration lies."""
+NODE_VARIABLE = "KVDUPLEX_NODE"
+"""Environment variable with the file's text, for containers, which have no user data."""
 
 
 class NodeRole(StrEnum):
@@ -209,6 +212,8 @@ class Logging(_Section):
     folder: AbsolutePath = "/var/log/kvduplex"
     log_group: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_/.#-]{1,512}$")] | None = None
     """CloudWatch log group that the agent ships the folder to."""
+    relay: bool = False
+    """Whether the router's log goes to standard output as well, as containers are read; its file is then kept short."""
     agent_parameter: Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9_./-]{1,1000}$")] | None = None
     """SSM parameter with the CloudWatch agent's configuration; the agent is not started without."""
 

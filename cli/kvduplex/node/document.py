@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import yaml
@@ -11,13 +12,30 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from kvduplex.errors import UsageError
-from kvduplex.node.config import NODE_FILE, NodeConfig
+from kvduplex.node.config import NODE_FILE, NODE_VARIABLE, NodeConfig
 
-__all__ = ["NodeConfigError", "dump_node", "load_node", "parse_node"]
+__all__ = ["NodeConfigError", "dump_node", "load_node", "parse_node", "read_node"]
 
 
 class NodeConfigError(UsageError):
     """A node configuration is wrong; every line of the message names a place, a key and the remedy."""
+
+
+def read_node(file: Path, environ: Mapping[str, str]) -> NodeConfig:
+    """Read the configuration of this machine from `file`, or of this container from `NODE_VARIABLE`, which goes first.
+
+    Raises:
+        NodeConfigError: There is none, or it is wrong.
+    """
+    if (text := environ.get(NODE_VARIABLE)) is not None:
+        return load_node(text, where=f"${NODE_VARIABLE}")
+    try:
+        text = file.read_text()
+    except OSError as error:
+        raise NodeConfigError(
+            f"{file}: {error.strerror}; user data writes it at the first boot, see `cloud-init status --long`"
+        ) from error
+    return load_node(text, where=str(file))
 
 
 def load_node(text: str, *, where: str = NODE_FILE) -> NodeConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
@@ -31,6 +32,11 @@ class ImageManifest(BaseModel):
     """Version by ``NAME:ARCHITECTURE``."""
     python_packages: Mapping[str, str] = {}
     engine_python_packages: Mapping[str, str] = {}
+
+    @classmethod
+    def of_this_process(cls) -> Self:
+        """What stands for a manifest where no engine runs, as in a router's container."""
+        return cls(flavour="none", version="none", engine_python=sys.executable)
 
     @classmethod
     def read(cls, path: Path = MANIFEST_FILE) -> Self:

@@ -16,6 +16,7 @@ from kvduplex.node.engine import LOOPBACK, engine_plan_of
 from kvduplex.node.errors import DiscoveryError, MetadataServiceError
 from kvduplex.node.machine import Machine, stop_event, write_private
 from kvduplex.node.notify import SharedNotifier
+from kvduplex.node.relay import relaying
 from kvduplex.node.router_process import SERVING
 from kvduplex.node.routing import ENGINE_KEY_VARIABLE, STATE_PASSWORD_VARIABLE, check_router_file, router_document
 from kvduplex.node.secrets import client_key_entries, read_secret
@@ -79,7 +80,8 @@ async def _route(machine: Machine, keys_file: Path | None, environment: Mapping[
         changes=lambda known: _next_engines(machine, known, stop),
         report=machine.report,
     )
-    await succession.run(engines)
+    async with relaying(_log_file(machine.config), to=sys.stdout.buffer, when=machine.config.logging.relay):
+        await succession.run(engines)
 
 
 def _start_router(
@@ -111,8 +113,12 @@ def _router_unit(config: NodeConfig, file: Path) -> Unit:
         kind=UnitKind.ROUTER,
         argv=(sys.executable, "-m", "kvduplex.node.router_process", str(file)),
         url=f"http://{dialed}:{config.router.port}",
-        log=Path(config.logging.folder) / "router.log",
+        log=_log_file(config),
     )
+
+
+def _log_file(config: NodeConfig) -> Path:
+    return Path(config.logging.folder) / "router.log"
 
 
 async def _idle() -> None:

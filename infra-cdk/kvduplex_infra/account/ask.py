@@ -48,7 +48,7 @@ def ask(cluster: Cluster, *, clients: Clients) -> list[Finding]:
 
 def on_demand_needs(cluster: Cluster) -> Counter[str]:
     """Instances by type that count against quotas: all but those of reservations and blocks."""
-    needs = Counter({cluster.router.instance_type: cluster.router.count})
+    needs = Counter({cluster.router.instance_type: cluster.router.count} if cluster.router.platform == "ec2" else {})
     for fleet in cluster.fleets.values():
         if isinstance(fleet.capacity, OnDemand):
             needs[fleet.instance_type] += fleet.count
@@ -104,7 +104,7 @@ def _reservation(role: str, fleet: Fleet, capacity: Reservation | CapacityBlock,
 def _images(cluster: Cluster, ssm: SSMClient) -> Iterator[Finding]:
     names = {
         f"{image.ssm_parameter}:{image.ssm_version}"
-        for image in (cluster.image, cluster.router_image)
+        for image in (cluster.image, *([cluster.router_image] if cluster.router.platform == "ec2" else []))
         if image.ssm_parameter is not None
     }
     for name in sorted(names):

@@ -15,8 +15,10 @@ __all__ = ["cost_of", "machines_of"]
 
 
 def machines_of(cluster: Cluster) -> Counter[str]:
-    """Machines of a cluster by type."""
-    machines = Counter({cluster.router.instance_type: cluster.router.count})
+    """Machines of a cluster by type; routers in containers are none."""
+    machines: Counter[str] = Counter()
+    if cluster.router.platform == "ec2":
+        machines[cluster.router.instance_type] += cluster.router.count
     for fleet in cluster.fleets.values():
         machines[fleet.instance_type] += fleet.count
     return machines

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from kvduplex.node.config import Backend
 from kvduplex_infra.cluster.capacity import CapacityBlock, OnDemand
+from kvduplex_infra.cluster.container import Container
 from kvduplex_infra.cluster.memory import instance_memory_gib, weights_gib
 from kvduplex_infra.cluster.model import Cluster, Fleet
 from kvduplex_infra.cluster.recipes import read_recipe, recipe_names
@@ -188,10 +189,22 @@ def _recipes(cluster: Cluster) -> str:
 
 
 def _routers(cluster: Cluster) -> Iterator[str]:
+    if cluster.router.container is not None:
+        yield from _registry(cluster, cluster.router.container)
+        return
     if not _GENERAL_PURPOSE.match(cluster.router.instance_type):
         yield (
             f"router.instance_type: {cluster.router.instance_type} is no x86 type of the families c, m, r and t; "
             "nearest: c7i.xlarge"
+        )
+
+
+def _registry(cluster: Cluster, container: Container) -> Iterator[str]:
+    if cluster.network.internet == "none" and container.ecr_region != cluster.region:
+        yield (
+            f"router.container.image: {container.image.partition('@')[0]} would come from a registry that "
+            f"network.internet none does not reach; nearest: a repository in Amazon ECR in {cluster.region}, or "
+            "network.internet: nat"
         )
 
 

@@ -13,6 +13,7 @@ from kvduplex.node.values import Region as RegionName
 from kvduplex.node.values import S3Url
 from kvduplex_infra.cluster.access import Access, Keys, Network
 from kvduplex_infra.cluster.capacity import Capacity, OnDemand
+from kvduplex_infra.cluster.container import Container
 from kvduplex_infra.cluster.image import Image
 from kvduplex_infra.cluster.operations import Alarms, Budget, State
 from kvduplex_infra.cluster.recipes import read_recipe
@@ -60,8 +61,11 @@ class Fleet(Section):
 
 
 class RouterFleet(Section):
-    """The machines that run the router, behind the load balancer."""
+    """The routers behind the load balancer: machines of their own, or containers on Fargate."""
 
+    platform: Literal["ec2", "ecs"] = "ec2"
+    container: Container | None = None
+    """Needed with ``platform: ecs``, where `instance_type` and `image` say nothing."""
     instance_type: InstanceTypeName = "c7i.xlarge"
     count: Annotated[int, Field(ge=1, le=32)] = 2
     image: Image | None = None
@@ -69,6 +73,18 @@ class RouterFleet(Section):
     on_no_prefill: Literal["fail", "decode_only"] = "fail"
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Further keys of the router's own configuration."""
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> Self:
+        if self.platform == "ec2" and self.container is not None:
+            raise ValueError("container belongs to platform: ecs; remove it, or set platform: ecs")
+        if self.platform == "ecs" and self.container is None:
+            raise ValueError("platform: ecs needs container.image, REGISTRY/NAME@sha256:DIGEST (docs/deploy-aws.md)")
+        if self.platform == "ecs" and (foreign := sorted({"instance_type", "image"} & self.model_fields_set)):
+            raise ValueError(
+                f"{foreign[0]} belongs to platform: ec2; remove it, containers have container.vcpus and image"
+            )
+        return self
 
 
 class Cluster(Section):

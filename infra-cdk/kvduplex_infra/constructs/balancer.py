@@ -18,7 +18,7 @@ IDLE_TIMEOUT_S = 4000
 """The longest an Application Load Balancer allows. A stream sends nothing while a long prompt is computed; the
 router's own limits end turns that hang."""
 _LOG_DAYS = 90
-_PRIVATE_PATHS = ("/metrics", "/admin", "/admin/*")
+_PRIVATE_PATHS = ("/metrics", "/admin*", "/dashboard*", "/openapi.json")
 _DEREGISTRATION_MAX_S = 3600
 
 
@@ -28,6 +28,7 @@ class Balancer(Construct):
     Attributes:
         balancer: The load balancer.
         targets: Target group of the routers.
+        listener: What clients reach; targets are in use once it is there.
         access_logs: Bucket of its access logs, which hold addresses and paths, never prompts.
     """
 
@@ -41,6 +42,7 @@ class Balancer(Construct):
         group: ec2.ISecurityGroup,
         access: Access,
         drain_timeout_s: int,
+        target_type: elbv2.TargetType,
     ) -> None:
         super().__init__(scope, construct_id)
         is_public = access.mode == "public"
@@ -67,11 +69,11 @@ class Balancer(Construct):
             deletion_protection=False,
         )
         self.balancer.log_access_logs(self.access_logs)
-        self.targets = _targets(self, vpc, drain_timeout_s)
-        self._listen(access)
+        self.targets = _targets(self, vpc, drain_timeout_s, target_type)
+        self.listener = self._listener(access)
+        self._keep_private(self.listener)
 
-    def _listen(self, access: Access) -> None:
-        listener = self._listener(access)
+    def _keep_private(self, listener: elbv2.ApplicationListener) -> None:
         # Metrics name engines, and operators' paths are for operators: both are reached from the machines themselves.
         listener.add_action(
             "Private",
@@ -102,14 +104,16 @@ class Balancer(Construct):
         )
 
 
-def _targets(scope: Construct, vpc: ec2.IVpc, drain_timeout_s: int) -> elbv2.ApplicationTargetGroup:
+def _targets(
+    scope: Construct, vpc: ec2.IVpc, drain_timeout_s: int, target_type: elbv2.TargetType
+) -> elbv2.ApplicationTargetGroup:
     return elbv2.ApplicationTargetGroup(
         scope,
         "Routers",
         vpc=vpc,
         port=ROUTER_PORT,
         protocol=elbv2.ApplicationProtocol.HTTP,
-        target_type=elbv2.TargetType.INSTANCE,
+        target_type=target_type,
         deregistration_delay=Duration.seconds(min(drain_timeout_s, _DEREGISTRATION_MAX_S)),
         load_balancing_algorithm_type=elbv2.TargetGroupLoadBalancingAlgorithmType.LEAST_OUTSTANDING_REQUESTS,
         # Liveness, not readiness: routers without engines answer 503 with a reason, and replacing them helps nobody.

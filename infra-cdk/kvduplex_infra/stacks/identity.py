@@ -14,6 +14,7 @@ from constructs import Construct
 
 from kvduplex_infra.cluster.model import Cluster
 from kvduplex_infra.constructs.machine_role import MachineRole
+from kvduplex_infra.constructs.task_role import task_role
 from kvduplex_infra.stacks.base import ClusterStack
 
 __all__ = ["IdentityStack"]
@@ -27,7 +28,8 @@ class IdentityStack(ClusterStack):
     Attributes:
         client_keys: Secret with the keys that clients present, one a line.
         engine_key: Secret with the key that routers present to engines.
-        roles: Role of the machines, by ``prefill``, ``decode`` and ``router``.
+        roles: Role of the machines, by ``prefill``, ``decode`` and ``router``; the last only where routers have some.
+        router_role: Role of the routers, on machines or in containers.
         operators: Topic of alarms and of scaling events.
     """
 
@@ -35,10 +37,15 @@ class IdentityStack(ClusterStack):
         super().__init__(scope, "identity", cluster=cluster, **kwargs)
         self.client_keys = self._secret("ClientKeys", cluster.keys.clients, "keys of the cluster's clients")
         self.engine_key = self._secret("EngineKey", cluster.keys.engines, "key between routers and engines")
-        self.roles = {role: self._role(role) for role in (*cluster.fleets, "router")}
-        for machine_role in self.roles.values():
-            self.engine_key.grant_read(machine_role.role)
-        self.client_keys.grant_read(self.roles["router"].role)
+        on_machines = (*cluster.fleets, "router") if cluster.router.platform == "ec2" else tuple(cluster.fleets)
+        self.roles = {role: self._role(role) for role in on_machines}
+        self.router_role: iam.IRole = (
+            self.roles["router"].role if "router" in self.roles else task_role(self, "Routers", names=self.names)
+        )
+        for role in cluster.fleets:
+            self.engine_key.grant_read(self.roles[role].role)
+        self.engine_key.grant_read(self.router_role)
+        self.client_keys.grant_read(self.router_role)
         self.operators = self._topic()
         CfnOutput(self, "ClientKeysSecret", value=self.client_keys.secret_arn)
 

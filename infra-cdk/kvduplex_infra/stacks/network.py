@@ -10,7 +10,7 @@ from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from kvduplex_infra.cluster.model import Cluster
-from kvduplex_infra.constructs.endpoints import add_endpoints
+from kvduplex_infra.constructs.endpoints import CONTAINER_SERVICES, INTERFACE_SERVICES, add_endpoints
 from kvduplex_infra.constructs.security import SecurityGroups
 from kvduplex_infra.stacks.base import ClusterStack
 
@@ -39,7 +39,8 @@ class NetworkStack(ClusterStack):
         self._log_flows()
         self.groups = SecurityGroups(self, "Groups", vpc=self.vpc, cluster=cluster)
         if cluster.network.endpoints:
-            add_endpoints(self.vpc, group=self.groups.endpoints)
+            containers = CONTAINER_SERVICES if cluster.router.platform == "ecs" else ()
+            add_endpoints(self.vpc, services=(*INTERFACE_SERVICES, *containers), group=self.groups.endpoints)
 
     @property
     def private_subnets(self) -> list[ec2.ISubnet]:

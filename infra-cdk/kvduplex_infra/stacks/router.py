@@ -1,26 +1,31 @@
-"""The router stack: router machines in several zones behind one load balancer."""
+"""The router stack: routers in several zones behind one load balancer, on machines or in containers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from aws_cdk import CfnOutput, RemovalPolicy
+from aws_cdk import aws_elasticloadbalancingv2 as elbv2
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from kvduplex_infra import agent
 from kvduplex_infra.cluster.capacity import OnDemand
+from kvduplex_infra.cluster.container import Container
 from kvduplex_infra.cluster.model import Cluster
 from kvduplex_infra.constructs.balancer import Balancer
 from kvduplex_infra.constructs.fleet import Fleet
 from kvduplex_infra.constructs.launch_template import launch_template
 from kvduplex_infra.constructs.machine_image import image_reference
+from kvduplex_infra.constructs.router_service import RouterService
+from kvduplex_infra.constructs.task_role import execution_role
 from kvduplex_infra.node_files import (
     CLIENT_KEYS,
     ENGINE_KEY,
     STATE_ENDPOINT,
     STATE_PASSWORD,
+    container_node,
     router_node,
     user_data,
 )
@@ -41,7 +46,8 @@ class RouterStack(ClusterStack):
     """Routers and their front door.
 
     Attributes:
-        fleet: The machines.
+        fleet: The machines, or None with containers.
+        service: The containers, or None with machines.
         door: The load balancer.
     """
 
@@ -59,8 +65,9 @@ class RouterStack(ClusterStack):
         self._network = network
         self._identity = identity
         self._state = state
+        container = cluster.router.container
         if state is not None:
-            state.password.grant_read(identity.roles["router"].role)
+            state.password.grant_read(identity.router_role)
         self.door = Balancer(
             self,
             "Door",
@@ -69,13 +76,31 @@ class RouterStack(ClusterStack):
             group=network.groups.balancer,
             access=cluster.access,
             drain_timeout_s=cluster.drain.timeout_s,
+            target_type=elbv2.TargetType.INSTANCE if container is None else elbv2.TargetType.IP,
         )
-        self.fleet = self._fleet()
+        self._prepare_logs()
+        self.fleet = self._fleet() if container is None else None
+        self.service = None if container is None else self._service(container)
         scheme = "https" if cluster.access.certificate_arn else "http"
         CfnOutput(self, "Url", value=f"{scheme}://{self.door.balancer.load_balancer_dns_name}/v1")
 
+    def _service(self, container: Container) -> RouterService:
+        return RouterService(
+            self,
+            "Service",
+            names=self.names,
+            container=container,
+            node=container_node(router_node(self.cluster, self.names), self._replacements()),
+            count=self.cluster.router.count,
+            subnets=[subnet.subnet_id for subnet in self._network.private_subnets],
+            group=self._network.groups.router.security_group_id,
+            door=self.door,
+            task_role=self._identity.router_role,
+            execution_role=execution_role(self, "Start", names=self.names, container=container),
+        )
+
     def _fleet(self) -> Fleet:
-        self._prepare_logs()
+        self._configure_agent()
         cluster = self.cluster
         template = launch_template(
             self,
@@ -83,7 +108,7 @@ class RouterStack(ClusterStack):
             image_id=image_reference(cluster.router_image, region=self.region),
             instance_type=cluster.router.instance_type,
             profile_arn=self._identity.roles["router"].profile.attr_arn,
-            user_data=self._user_data(),
+            user_data=user_data(router_node(cluster, self.names), self._replacements()),
             interfaces=network_interfaces(cluster.router.instance_type)[:1],
             primary_groups=[self._network.groups.router.security_group_id],
             other_groups=[],
@@ -108,14 +133,14 @@ class RouterStack(ClusterStack):
             target_groups=[self.door.targets.target_group_arn],
         )
 
-    def _user_data(self) -> str:
+    def _replacements(self) -> dict[str, str]:
         replacements = {
             CLIENT_KEYS: self._identity.client_keys.secret_arn,
             ENGINE_KEY: self._identity.engine_key.secret_arn,
         }
         if self._state is not None:
             replacements |= {STATE_ENDPOINT: self._state.endpoint, STATE_PASSWORD: self._state.password.secret_arn}
-        return user_data(router_node(self.cluster, self.names), replacements)
+        return replacements
 
     def _prepare_logs(self) -> None:
         logs.LogGroup(
@@ -125,6 +150,8 @@ class RouterStack(ClusterStack):
             retention=logs.RetentionDays.ONE_MONTH,
             removal_policy=RemovalPolicy.DESTROY,
         )
+
+    def _configure_agent(self) -> None:
         ssm.StringParameter(
             self,
             "Agent",

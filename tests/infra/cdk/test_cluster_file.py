@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kvduplex_infra.account.cost import machines_of
 from kvduplex_infra.cluster import load_cluster
 from kvduplex_infra.cluster.file import parse_cluster
 from kvduplex_infra.cluster.fit import notes
@@ -43,6 +44,51 @@ def with_key(values: dict[str, Any], key: str, value: object) -> dict[str, Any]:
         section = section.setdefault(part, {})
     section[last] = value
     return changed
+
+
+IMAGE = "123456789012.dkr.ecr.us-east-2.amazonaws.com/kvduplex-router@sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("router", "told"),
+    [
+        ({"platform": "ecs"}, "router: platform: ecs needs container.image, REGISTRY/NAME@sha256:DIGEST"),
+        ({"container": {"image": IMAGE}}, "router: container belongs to platform: ecs"),
+        ({"platform": "ecs", "container": {}}, "router.container.image: missing"),
+        (
+            {"platform": "ecs", "container": {"image": IMAGE.replace("@sha256:" + "0" * 64, ":latest")}},
+            "router.container.image: string should match",
+        ),
+        (
+            {"platform": "ecs", "instance_type": "c7i.large", "container": {"image": IMAGE}},
+            "router: instance_type belongs to platform: ec2",
+        ),
+        (
+            {"platform": "ecs", "container": {"image": IMAGE, "vcpus": 3}},
+            "vcpus 3: Fargate sells 1, 2, 4, 8, 16; nearest: 2",
+        ),
+        (
+            {"platform": "ecs", "container": {"image": IMAGE, "vcpus": 8, "memory_gib": 62}},
+            "memory_gib 62: with 8 vCPUs Fargate sells 16, 20,",
+        ),
+        (
+            {"platform": "ecs", "container": {"image": IMAGE.replace("us-east-2", "us-west-2")}},
+            "router.container.image: 123456789012.dkr.ecr.us-west-2.amazonaws.com/kvduplex-router would come from",
+        ),
+        ({"platform": "ecs", "count": 0, "container": {"image": IMAGE}}, "router.count: input should be greater"),
+        ({"platform": "lambda"}, "router.platform: input should be 'ec2' or 'ecs'"),
+    ],
+)
+def test_routers_that_cannot_run_in_containers_are_refused(
+    trn2: dict[str, Any], router: dict[str, Any], told: str
+) -> None:
+    assert told in refusal({**trn2, "router": router})
+
+
+def test_routers_in_containers_need_no_machines(trn2: dict[str, Any]) -> None:
+    values = {**trn2, "router": {"platform": "ecs", "count": 3, "container": {"image": IMAGE}}}
+    cluster = parse_cluster(values, where="c.yaml", now=NOW)
+    assert machines_of(cluster) == {"trn2.48xlarge": 2}
 
 
 @pytest.mark.parametrize("path", sorted(CLUSTERS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -115,7 +161,9 @@ def test_unreadable_files_say_what_there_is(tmp_path: Path) -> None:
 
 def test_what_is_allowed_and_costs_something_is_noted(trn2: dict[str, Any]) -> None:
     cluster = parse_cluster(trn2, where="c.yaml", now=NOW)
-    told = "\n".join(notes(cluster))
+    assert "routers do not share" not in "\n".join(notes(cluster))
+    apart = parse_cluster({**trn2, "state": {"enabled": False}}, where="c.yaml", now=NOW)
+    told = "\n".join(notes(apart))
     assert "2 routers do not share" in told
     assert "alarms.emails" in told
     quiet = with_key(trn2, "router.count", 1)

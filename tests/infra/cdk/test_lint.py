@@ -29,6 +29,12 @@ def test_templates_are_sound_for_cloudformation(synth: Callable[..., Path], name
     assert lint(sorted(synth(name).glob("*.template.json")), region) == ""
 
 
+def test_routers_in_containers_are_sound_for_cloudformation(synth: Callable[..., Path]) -> None:
+    image = "123456789012.dkr.ecr.us-east-2.amazonaws.com/kvduplex-router@sha256:" + "0" * 64
+    router = {"platform": "ecs", "count": 2, "container": {"image": image}}
+    assert lint(sorted(synth("trn2", router=router).glob("*.template.json")), "us-east-2") == ""
+
+
 def test_the_linter_does_find_faults(tmp_path: Path) -> None:
     broken = tmp_path / "x.template.json"
     broken.write_text('{"Resources": {"A": {"Type": "AWS::EC2::Subnet", "Properties": {"Nope": 1}}}}')

@@ -237,7 +237,7 @@ def test_the_default_door_is_internal_and_streams(assembly: Templates) -> None:
 def test_operators_paths_do_not_pass_the_door(assembly: Templates) -> None:
     rule = one(assembly("trn2"), "AWS::ElasticLoadBalancingV2::ListenerRule")
     (condition,) = rule["Conditions"]
-    assert condition["PathPatternConfig"]["Values"] == ["/metrics", "/admin", "/admin/*"]
+    assert condition["PathPatternConfig"]["Values"] == ["/metrics", "/admin*", "/dashboard*", "/openapi.json"]
     assert rule["Actions"][0]["FixedResponseConfig"]["StatusCode"] == "404"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,14 +12,16 @@ from typing import Any
 import boto3
 import pytest
 from botocore.stub import Stubber
+from moto import mock_aws
 
-from kvduplex.aws.agent import services_of
+from kvduplex.aws.agent import publish_metrics, services_of
 from kvduplex.aws.devices import count_devices, efa_readings
 from kvduplex.aws.lifecycle import Action
 from kvduplex.aws.metrics import Datum, Metric
 from kvduplex.aws.reporter import Place, Reporter
 from kvduplex.aws.watch import Agent, Services
 from kvduplex.node.document import parse_node
+from kvduplex.node.metadata import InstanceMetadata
 from kvduplex_transfer.hostview import FixtureHost
 
 PLACE = Place("i-0123456789abcdef0", "c-decode", "c-decode-ready", "c-engines", "DecodeGroup")
@@ -188,3 +191,27 @@ def test_services_follow_the_node_file() -> None:
     assert services.health == ("http://127.0.0.1:8333/health",)
     assert "http://127.0.0.1:8333/metrics" in services.metrics
     assert (services.start_timeout_s, services.fault_after_s) == (5000, 120)
+
+
+def test_a_container_publishes_metrics_and_tells_nothing_else(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = engine.server.server_address[1]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    values = {"cluster": "demo", "role": "router", "region": "us-east-2", "router": {"port": port}}
+    config = parse_node(values | {"discovery": {"ec2_tags": {"a": "b"}}}, where="x")
+    stop = threading.Event()
+    with mock_aws():
+        cloudwatch = boto3.client("cloudwatch", region_name="us-east-2")
+        running = threading.Thread(
+            target=publish_metrics, args=(config, InstanceMetadata(), stop), kwargs={"look_s": 0.01}
+        )
+        running.start()
+        end = time.monotonic() + 20
+        while not (found := cloudwatch.list_metrics(Namespace="kvduplex")["Metrics"]):
+            assert time.monotonic() < end, "nothing was published"
+            time.sleep(0.01)
+        stop.set()
+        running.join(20)
+    assert not running.is_alive()
+    expected = [{"Name": "Cluster", "Value": "demo"}, {"Name": "Role", "Value": "router"}]
+    assert [(metric["MetricName"], metric["Dimensions"]) for metric in found] == [("KvUsage", expected)]

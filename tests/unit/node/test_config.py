@@ -12,7 +12,7 @@ import yaml
 
 from kvduplex.errors import KvduplexError
 from kvduplex.node.config import Backend, NodeConfig, NodeRole
-from kvduplex.node.document import NodeConfigError, dump_node, load_node, parse_node
+from kvduplex.node.document import NodeConfigError, dump_node, load_node, parse_node, read_node
 from kvduplex.node.user_data import render_user_data
 from kvduplex_transfer.interface import Role
 
@@ -158,6 +158,17 @@ def test_cloud_init_accepts_the_user_data(tmp_path: Path) -> None:
         [cloud_init, "schema", "--config-file", str(file)], check=False, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_container_reads_its_configuration_from_its_environment(tmp_path: Path) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text(yaml.safe_dump(PREFILL))
+    assert read_node(file, {}).role is NodeRole.PREFILL
+    assert read_node(file, {"KVDUPLEX_NODE": yaml.safe_dump(ROUTER)}).role is NodeRole.ROUTER
+    with pytest.raises(NodeConfigError, match=r"\$KVDUPLEX_NODE: rolle: unknown key"):
+        read_node(file, {"KVDUPLEX_NODE": "rolle: router"})
+    with pytest.raises(NodeConfigError, match="user data writes it"):
+        read_node(tmp_path / "absent.yaml", {})
 
 
 def test_a_password_in_the_stores_url_is_refused_and_not_repeated() -> None:
