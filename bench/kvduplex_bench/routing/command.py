@@ -16,7 +16,8 @@ from rich.console import Console
 
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.routing.arms import OURS, Arm, ours, peers
-from kvduplex_bench.routing.report import as_lines, plot, provenance, table
+from kvduplex_bench.routing.churn import churn
+from kvduplex_bench.routing.report import as_lines, churn_line, churn_table, plot, provenance, table
 from kvduplex_bench.routing.run import Comparison, Fleet, Result, compare
 from kvduplex_bench.traces.generate import GENERATORS
 from kvduplex_bench.traces.model import Trace
@@ -44,6 +45,10 @@ def routing(
     time_scale: Annotated[float, typer.Option(min=0.01, help="Seconds for one second of the profile.")] = 1.0,
     tokenizer: Annotated[Path | None, typer.Option(help="Model folder with tokenizer.json; the generated one.")] = None,
     seed: Annotated[int, typer.Option(help="Of the generated traces.")] = 1,
+    churned: Annotated[
+        bool, typer.Option("--churn", help="Add, remove, restart and kill engines instead of comparing.")
+    ] = False,
+    churn_every: Annotated[float, typer.Option(min=1, help="Seconds between such deeds.")] = 20.0,
     output: Annotated[Path, typer.Option(help="Folder for JSON lines and plots.")] = Path("routing"),
 ) -> None:
     """Compare routing policies, and a peer's, over simulated engines: cached tokens, TTFT, throughput."""
@@ -54,6 +59,14 @@ def routing(
         folder = tokenizer or _generated_tokenizer()
         output.mkdir(parents=True, exist_ok=True)
         facts = provenance(seed=seed)
+        if churned:
+            trace_name = (trace or ["agents"])[0]
+            comparison = Comparison(
+                _trace(trace_name, seed), _FLEETS["8 replicas"], model_timing, folder,
+                load=load, seconds=seconds, time_scale=time_scale,
+            )  # fmt: skip
+            _churn(console, comparison, ours(policy or ["kv_events"]), churn_every, output, facts)
+            return
         for fleet_name in fleet or list(_FLEETS):
             for trace_name in trace or list(GENERATORS):
                 comparison = Comparison(
@@ -61,13 +74,31 @@ def routing(
                     load=load, seconds=seconds, warm_up=min(warm_up, seconds / 2), time_scale=time_scale,
                 )  # fmt: skip
                 with console.status("starting") as status:
-                    results = compare(comparison, arms, progress=status.update)
+                    results = compare(
+                        comparison, arms, progress=status.update,
+                        on_result=lambda result: _keep(result, facts, output),
+                    )  # fmt: skip
                 console.print(table(results))
-                _keep(results, facts, output)
+                _draw(results, facts, output)
         console.print(f"JSON lines and plots: {output}")
     except (BenchError, OSError) as error:
         Console(stderr=True).print(f"[red]bench routing:[/red] {error}", highlight=False)
         raise typer.Exit(1) from error
+
+
+def _churn(
+    console: Console, comparison: Comparison, arms: list[Arm], every_s: float, folder: Path, facts: dict[str, object]
+) -> None:
+    failed = 0
+    for arm in arms:
+        with console.status("starting") as status:
+            result = churn(comparison, arm, load=comparison.load, every_s=every_s, progress=status.update)
+        console.print(churn_table(result))
+        failed += sum(result.failed.values())
+        with (folder / "churn.jsonl").open("a") as file:
+            file.write(churn_line(result, comparison, facts))
+    if failed:
+        raise BenchError(f"{failed} requests failed that a direct engine would have served")
 
 
 def _arms(policies: list[str], peer: str, peer_policies: list[str]) -> list[Arm]:
@@ -95,11 +126,13 @@ def _fleet(name: str) -> Fleet:
     return _FLEETS[name]
 
 
-def _keep(results: list[Result], facts: dict[str, object], folder: Path) -> None:
-    lines = as_lines(results, facts)
+def _keep(result: Result, facts: dict[str, object], folder: Path) -> None:
     with (folder / "routing.jsonl").open("a") as file:
-        file.write(lines)
-    plot([json.loads(line) for line in lines.splitlines()], folder)
+        file.write(as_lines([result], facts))
+
+
+def _draw(results: list[Result], facts: dict[str, object], folder: Path) -> None:
+    plot([json.loads(line) for line in as_lines(results, facts).splitlines()], folder)
 
 
 def _generated_tokenizer() -> Path:

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,10 +16,11 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from kvduplex_bench.routing.run import Result
+from kvduplex_bench.routing.churn import ChurnResult
+from kvduplex_bench.routing.run import Comparison, Result
 from kvduplex_bench.routing.stats import percentile
 
-__all__ = ["as_lines", "plot", "provenance", "table"]
+__all__ = ["as_lines", "churn_line", "churn_table", "plot", "provenance", "table"]
 
 _COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#8C6D1F", "#7A7A7A")
 _STYLES: Final = {"kvduplex": "-", "vllm-router": "--"}
@@ -43,6 +45,37 @@ def table(results: Sequence[Result]) -> Table:
             f"{each.output_tokens_per_s:.0f}", f"{each.requests_per_s:.2f}", f"{each.lag_s * 1000:.0f}",
         )  # fmt: skip
     return found
+
+
+def churn_table(result: ChurnResult) -> Table:
+    """What a fleet in motion did to clients."""
+    deeds = Counter(deed.what for deed in result.deeds)
+    good = [each.ttft_s for each in result.played if not each.error]
+    found = Table(title=f"{result.arm.name}, engines in motion")
+    rows = {
+        "deeds": ", ".join(f"{count} {what}" for what, count in deeds.items()) or "none",
+        "answered": str(len(good)),
+        "failed": ", ".join(f"{count} {error}" for error, count in result.failed.items()) or "0",
+        "streams that broke with a killed engine": str(result.broken_by_kill),
+        "TTFT mean, p95 (s)": f"{sum(good) / max(len(good), 1):.3f}, {percentile(good, 0.95):.3f}",
+    }
+    found.add_column("")
+    found.add_column("")
+    for name, value in rows.items():
+        found.add_row(name, value)
+    return found
+
+
+def churn_line(result: ChurnResult, comparison: Comparison, facts: Mapping[str, Any]) -> str:
+    """The same as one JSON line."""
+    good = [each.ttft_s for each in result.played if not each.error]
+    value = {
+        **facts, "bench": "churn", "arm": result.arm.name, "trace": comparison.trace.name, "load": comparison.load,
+        "seconds": comparison.seconds, "answered": len(good), "failed": result.failed,
+        "broken_by_kill": result.broken_by_kill, "ttft_p95_s": percentile(good, 0.95),
+        "deeds": [asdict(deed) for deed in result.deeds],
+    }  # fmt: skip
+    return json.dumps(value) + "\n"
 
 
 def provenance(**more: object) -> dict[str, Any]:

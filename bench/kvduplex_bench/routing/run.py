@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from kvduplex_bench.routing.arms import Arm, Started
 from kvduplex_bench.routing.fleet import engine_sums, router_running, sim_running
 from kvduplex_bench.routing.load import bearable_rate
 from kvduplex_bench.routing.play import Playback, Played
+from kvduplex_bench.routing.ports import run_of_ports
 from kvduplex_bench.routing.stats import EngineSums, Summary, summarise
 from kvduplex_bench.sim.core.timing import Timing, load_timing
 from kvduplex_bench.sim.http.tokens import Tokens
@@ -106,9 +106,19 @@ class Result:
 
 
 def compare(
-    comparison: Comparison, arms: Sequence[Arm], *, progress: Callable[[str], None] = lambda _text: None
+    comparison: Comparison,
+    arms: Sequence[Arm],
+    *,
+    progress: Callable[[str], None] = lambda _text: None,
+    on_result: Callable[[Result], None] = lambda _result: None,
 ) -> list[Result]:
     """Run every arm.
+
+    Args:
+        comparison: What is compared.
+        arms: The routers, in this order.
+        progress: Told what is going on.
+        on_result: Told each result as it is there, so that an interruption loses one arm at most.
 
     Raises:
         BenchError: Engines or a router did not start.
@@ -123,7 +133,11 @@ def compare(
         )
         rate = full * comparison.load
     writer = Writer([text for _, text in Tokens(comparison.tokenizer).words])
-    return [_one(comparison, arm, timing, writer, rate, progress) for arm in arms]
+    results: list[Result] = []
+    for arm in arms:
+        results.append(_one(comparison, arm, timing, writer, rate, progress))
+        on_result(results[-1])
+    return results
 
 
 def _one(
@@ -138,7 +152,7 @@ def _one(
     progress(f"{title}: starting")
     port, metrics_port = free_ports(2)
     arguments = [
-        *comparison.fleet.arguments(), "--port", str(_run_of_ports(comparison.fleet.size * _SIM_PORTS)),
+        *comparison.fleet.arguments(), "--port", str(run_of_ports(comparison.fleet.size * _SIM_PORTS)),
         "--model-timing", comparison.timing, "--tokenizer", str(comparison.tokenizer),
         "--time-scale", str(comparison.time_scale), "--stream-interval", str(comparison.stream_interval),
     ]  # fmt: skip
@@ -186,22 +200,3 @@ def _result(comparison: Comparison, arm: Arm, rate: float, played: list[Played],
 
 def _last_end(played: list[Played]) -> float:
     return max((each.asked + each.e2e_s for each in played), default=0.0) + 1e-9
-
-
-def _run_of_ports(count: int) -> int:
-    """A port after which `count` ports are free now."""
-    for _ in range(50):
-        (first,) = free_ports(1)
-        if first + count < 60_000 and _all_free(first, count):  # noqa: PLR2004 - within what sim takes
-            return first
-    raise BenchError(f"no {count} free ports in a row on 127.0.0.1")
-
-
-def _all_free(first: int, count: int) -> bool:
-    for port in range(first, first + count):
-        with socket.socket() as one:
-            try:
-                one.bind(("127.0.0.1", port))
-            except OSError:
-                return False
-    return True

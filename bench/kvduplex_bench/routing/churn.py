@@ -1,0 +1,231 @@
+"""Engines that come, go, restart and die under load: what of it clients see.
+
+A request counts as failed when a direct engine would have served it: every failure but those whose stream had begun on
+an engine that was killed, for that stream would have broken without a router too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from kvduplex_bench.cluster import free_ports
+from kvduplex_bench.errors import BenchError
+from kvduplex_bench.routing.arms import Arm, Started
+from kvduplex_bench.routing.fleet import router_running
+from kvduplex_bench.routing.load import bearable_rate
+from kvduplex_bench.routing.play import Playback, Played
+from kvduplex_bench.routing.ports import run_of_ports
+from kvduplex_bench.routing.processes import SimProcess
+from kvduplex_bench.routing.run import Comparison
+from kvduplex_bench.sim.core.timing import load_timing
+from kvduplex_bench.sim.http.tokens import Tokens
+from kvduplex_bench.traces.text import Writer
+
+__all__ = ["ChurnResult", "Deed", "churn"]
+
+_NOTICED_S: Final = 4.0
+_GRACE_S: Final = 60.0
+_LEAST: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """Something done to an engine.
+
+    Attributes:
+        at_s: When, from the start.
+        what: ``add``, ``remove``, ``restart`` or ``kill``.
+        engine: Its URL.
+    """
+
+    at_s: float
+    what: str
+    engine: str
+
+
+@dataclass(slots=True)
+class ChurnResult:
+    """What came of it.
+
+    Attributes:
+        arm: The router.
+        played: Every turn.
+        deeds: What was done.
+        broken_by_kill: Streams that broke within two seconds after an engine was killed.
+        failed: Other failures, by kind.
+    """
+
+    arm: Arm
+    played: list[Played]
+    deeds: list[Deed]
+    broken_by_kill: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
+
+
+def churn(
+    comparison: Comparison,
+    arm: Arm,
+    *,
+    load: float,
+    every_s: float,
+    progress: Callable[[str], None] = lambda _text: None,
+) -> ChurnResult:
+    """Play a trace while an engine is added, removed, restarted or killed every `every_s` seconds.
+
+    Args:
+        comparison: Trace, engines and duration; the fleet's replicas are what it starts with.
+        arm: This router with some policy.
+        load: Share of the rate that the fleet bears when it is whole.
+        every_s: Seconds between deeds.
+        progress: Told what is going on.
+
+    Raises:
+        BenchError: Engines or the router did not start.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        fleet = _Fleet(comparison, Path(folder))
+        try:
+            fleet.begin()
+            port, metrics_port = free_ports(2)
+            timing = load_timing(comparison.timing)
+            rate = load * bearable_rate(comparison.trace, timing, replicas=comparison.fleet.replicas)
+            listed = Started([], comparison.tokenizer, timing.block_size, timing.model)
+            command = [*arm.command(listed, port, metrics_port), "--engines-file", str(fleet.file)]
+            with router_running(command, port, arm.environment(listed), Path(folder) / "router.log"):
+                time.sleep(_NOTICED_S)
+                writer = Writer([text for _, text in Tokens(comparison.tokenizer).words])
+                playback = Playback(
+                    comparison.trace.starting_by(comparison.seconds, rate), writer, port, timing.model, rate,
+                    comparison.time_scale, 1, comparison.seconds,
+                    lambda count: progress(f"churn: {count} answers, {len(fleet.deeds)} deeds"),
+                )  # fmt: skip
+                played = uvloop.run(_together(playback, fleet, every_s, comparison.seconds * comparison.time_scale))
+        finally:
+            fleet.end()
+    return _judged(arm, played, fleet.deeds, comparison.time_scale)
+
+
+async def _together(playback: Playback, fleet: _Fleet, every_s: float, seconds: float) -> list[Played]:
+    """The load and the deeds at once; the deeds end with time to spare."""
+    deeds = asyncio.create_task(fleet.keep_doing(every_s, seconds))
+    try:
+        return await playback.run()
+    finally:
+        deeds.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await deeds
+
+
+class _Fleet:
+    """Engines, one process each, and the file that lists them."""
+
+    def __init__(self, comparison: Comparison, folder: Path) -> None:
+        self._comparison = comparison
+        self._chance = random.Random(1)
+        self._began = 0.0
+        self._engines: list[SimProcess] = []
+        self.file = folder / "engines.yaml"
+        self.deeds: list[Deed] = []
+
+    def begin(self) -> None:
+        """Start the first engines."""
+        self._engines = [self._new() for _ in range(self._comparison.fleet.replicas)]
+        for engine in self._engines:
+            engine.wait_until_ready()
+        self._list()
+
+    def end(self) -> None:
+        """End all."""
+        for engine in self._engines:
+            engine.stop(signal.SIGKILL, 10.0)
+
+    async def keep_doing(self, every_s: float, seconds: float) -> None:
+        """One deed after the other until cancelled, in a round that touches every kind."""
+        self._began = time.monotonic()
+        round_of_deeds = (self._add, self._restart, self._remove, self._kill)
+        number = 0
+        while time.monotonic() - self._began + every_s < seconds:
+            await asyncio.sleep(every_s)
+            await round_of_deeds[number % len(round_of_deeds)]()
+            number += 1
+
+    async def _add(self) -> None:
+        engine = self._new()
+        await asyncio.to_thread(engine.wait_until_ready)
+        self._engines.append(engine)
+        self._note("add", engine)
+        self._list()
+
+    async def _remove(self) -> None:
+        if len(self._engines) <= _LEAST:
+            return
+        engine = self._engines.pop(self._chance.randrange(len(self._engines)))
+        self._note("remove", engine)
+        self._list()
+        await asyncio.sleep(_NOTICED_S)  # the router looks at the file once a second
+        await asyncio.to_thread(engine.stop, signal.SIGTERM, _GRACE_S)
+
+    async def _restart(self) -> None:
+        """An operator's restart: the engine finishes what it answers, and comes back at the same address."""
+        engine = self._chance.choice(self._engines)
+        self._note("restart", engine)
+        await asyncio.to_thread(engine.stop, signal.SIGTERM, _GRACE_S)
+        engine.start()
+        await asyncio.to_thread(engine.wait_until_ready)
+
+    async def _kill(self) -> None:
+        engine = self._chance.choice(self._engines)
+        self._note("kill", engine)
+        await asyncio.to_thread(engine.stop, signal.SIGKILL, 10.0)
+        engine.start()
+        await asyncio.to_thread(engine.wait_until_ready)
+
+    def _new(self) -> SimProcess:
+        comparison = self._comparison
+        engine = SimProcess(
+            [
+                "--replicas", "1", "--model-timing", comparison.timing, "--tokenizer", str(comparison.tokenizer),
+                "--time-scale", str(comparison.time_scale), "--stream-interval", str(comparison.stream_interval),
+                "--grace", str(_GRACE_S),
+            ],
+            run_of_ports(4),
+        )  # fmt: skip
+        engine.start()
+        return engine
+
+    def _note(self, what: str, engine: SimProcess) -> None:
+        self.deeds.append(Deed(time.monotonic() - self._began, what, engine.url))
+
+    def _list(self) -> None:
+        fresh = self.file.with_suffix(".new")
+        fresh.write_text(json.dumps({"engines": [engine.entry for engine in self._engines]}))
+        os.replace(fresh, self.file)  # noqa: PTH105 - in one step, so that no reader sees half a list
+
+
+def _judged(arm: Arm, played: list[Played], deeds: list[Deed], time_scale: float) -> ChurnResult:
+    if not any(not each.error for each in played):
+        raise BenchError(f"{arm.name} answered nothing under churn")
+    result = ChurnResult(arm, played, deeds)
+    kills = [deed.at_s for deed in deeds if deed.what == "kill"]
+    for each in played:
+        if not each.error:
+            continue
+        ended = (each.asked + each.e2e_s) * time_scale
+        if each.ttft_s and any(0 <= ended - at <= _LEAST for at in kills):
+            result.broken_by_kill += 1
+        else:
+            result.failed[each.error] = result.failed.get(each.error, 0) + 1
+    return result
