@@ -22,7 +22,7 @@ export PYTHON TORCH_INDEX
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-base setup-neuron setup-gpu serve-cpu serve-neuron serve-gpu router doctor test test-fast test-e2e test-soak test-image setup-infra test-infra synth \
 	lint types imports docs docs-serve \
-	bench-smoke bench-router bench-routing bench-simulate lock clean
+	bench bench-smoke bench-router bench-routing bench-simulate lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -99,6 +99,9 @@ docs: setup ## Build the documentation, strictly, into site/
 
 docs-serve: setup ## Read the documentation in a browser while writing it
 	$(BIN)/mkdocs serve -f .mkdocs.yml
+
+bench: setup ## The multi-turn benchmark on this machine's CPUs, with report, in .bench/ (25 minutes; ARGS=--quick: 3)
+	$(BIN)/kvduplex bench multiturn --serve cpu --report $(ARGS)
 
 bench-smoke: setup ## Turn 2 with and without reuse, side by side on real engines
 	$(BIN)/kvduplex bench smoke $(ARGS)

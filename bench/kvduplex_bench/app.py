@@ -18,17 +18,21 @@ from kvduplex_bench import smoke as smoke_bench
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.leases import leases
 from kvduplex_bench.multiturn.command import multiturn
+from kvduplex_bench.peers.command import peers
 from kvduplex_bench.report.command import plot
 from kvduplex_bench.router_cost import router_cost
 from kvduplex_bench.routing.command import routing
 from kvduplex_bench.simulate.command import simulate
 from kvduplex_bench.transfer import transfer
+from kvduplex_bench.tune.command import tune
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Measure clusters, transfers and policies.", no_args_is_help=True, add_completion=False)
 app.command()(multiturn)
 app.command()(plot)
+app.command()(tune)
+app.command()(peers)
 app.command()(transfer)
 app.command()(leases)
 app.command("router")(router_cost)

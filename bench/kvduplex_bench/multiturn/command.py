@@ -27,6 +27,7 @@ from kvduplex_bench.multiturn.table import show
 from kvduplex_bench.multiturn.target import Target
 from kvduplex_bench.multiturn.wire import Origin
 from kvduplex_bench.multiturn.workload import CPU, PUBLISHED, QUICK, Arm, Workload
+from kvduplex_bench.report.files import write_report
 
 __all__ = ["DEFAULT_OUTPUT", "multiturn"]
 
@@ -63,9 +64,10 @@ def multiturn(
     prefill_cache: Annotated[str, typer.Option(help="With --serve: off, on, or both with a comma.")] = "off,on",
     size: Annotated[str, typer.Option(help="With --serve: size of the generated model.")] = "20m",
     kv_space: Annotated[float, typer.Option(min=0.05, help="With --serve: KV cache of an engine in GiB.")] = 1.0,
-    cores: Annotated[int, typer.Option(min=1, help="With --serve: cores each engine computes on.")] = 2,
+    cores: Annotated[int, typer.Option(min=1, help="With --serve: cores a prefill engine computes on.")] = 2,
     arms: Annotated[str, typer.Option(help="off, on, continue, floor; with commas.")] = "",
     preset: Annotated[_Preset | None, typer.Option(help="Workload; cpu with --serve, else published.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Short for --preset quick: whether all of it works.")] = False,
     conversations: Annotated[int | None, typer.Option(help="Conversations a segment.")] = None,
     turns: Annotated[int | None, typer.Option(help="Turns a conversation.")] = None,
     user_tokens: Annotated[int | None, typer.Option(help="Tokens of a user's message.")] = None,
@@ -83,7 +85,10 @@ def multiturn(
     api_key_env: Annotated[str, typer.Option(help="Variable that holds the router's API key.")] = "",
     timeout: Annotated[float, typer.Option(min=1, help="Seconds a request may take.")] = 600,
     check: Annotated[bool, typer.Option(help="Compare answers with a plain engine.")] = True,
-    output: Annotated[Path, typer.Option(help="Results, as JSON lines; a stopped run goes on there.")] = DEFAULT_OUTPUT,
+    report: Annotated[bool, typer.Option("--report", help="Draw the figures and the page as well.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Results, as JSON lines; a stopped run goes on there. Default: in .bench/.")
+    ] = None,
 ) -> None:
     """Play multi-turn conversations with and without reuse, and time them where clients are."""
     console = Console(stderr=True)
@@ -103,13 +108,14 @@ def multiturn(
             "repeats": repeats,
             "seed": seed,
         }
-        workload = _workload(preset or (_Preset.CPU if serve else _Preset.PUBLISHED), knobs)
+        usual = _Preset.QUICK if quick else _Preset.CPU if serve else _Preset.PUBLISHED
+        workload = _workload(preset or usual, knobs)
         wanted = _arms(arms)
         if serve:
             _alone("--serve", url, off_url, continue_url, prefill, decode, reference)
             settings = [_setting(one, cache) for one in _names(connector) for cache in _names(prefill_cache)]
             acts = _own_acts(settings, wanted, _stage(workload, size, kv_space, cores))
-            details: dict[str, Any] = {"serve": "cpu", "size": size, "kv_gib": kv_space, "cores_per_engine": cores}
+            details: dict[str, Any] = {"serve": "cpu", "size": size, "kv_gib": kv_space, "prefill_cores": cores}
         else:
             routers = _routers(url, off_url, continue_url)
             engines = Engines(_urls("--prefill", prefill), _urls("--decode", decode))
@@ -124,7 +130,9 @@ def multiturn(
             check=check,
             details=details,
         )
-        _run(campaign, output, console)
+        record = output or DEFAULT_OUTPUT.with_stem("quick" if quick else DEFAULT_OUTPUT.stem)
+        _run(campaign, record, console)
+        _conclude(record, console, report=report)
     except BenchError as error:
         _complain(console, error)
 
@@ -152,8 +160,13 @@ def _run(campaign: Campaign, output: Path, console: Console) -> None:
         raise typer.Exit(_INTERRUPTED) from None
     finally:
         journal.close()
-    show(load(output), Console(width=150))
-    console.print(f"Results: {output}. Figures: kvduplex bench plot {output}", highlight=False, soft_wrap=True)
+
+
+def _conclude(output: Path, console: Console, *, report: bool) -> None:
+    results = load(output)
+    show(results, Console(width=150))
+    drawn = write_report(results, output.with_suffix(""))[0] if report else f"kvduplex bench plot {output}"
+    console.print(f"Results: {output}. Figures: {drawn}", highlight=False, soft_wrap=True)
 
 
 @contextmanager

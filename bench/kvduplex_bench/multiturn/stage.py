@@ -57,7 +57,8 @@ class CpuStage:
         model: Folder of the model.
         max_model_len: Longest context in tokens.
         kv_gib: KV cache of each engine in GiB.
-        cores: Cores each engine computes on; with one client prefill and decode take turns and may share them.
+        cores: Cores a prefill engine computes on. A decode engine computes on one: a step of one token is too short to
+            be worth a team, and with one client the two take turns, so they may share it.
     """
 
     model: str
@@ -76,6 +77,7 @@ class CpuStage:
             "--max-model-len": self.max_model_len,
             "--kv-space": self.kv_gib,
             "--cores-per-engine": self.cores,
+            "--set": "decode.cores_per_engine=1",
         }
         return [cache, *(str(part) for pair in values.items() for part in pair)]
 

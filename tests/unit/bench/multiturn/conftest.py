@@ -53,17 +53,18 @@ class ScriptedRouter:
         self.bodies.append(request)
         if len(self.bodies) > self.fail_from:
             return _whole(500, {"error": {"message": "the engine is gone"}})
-        prompt = sum(len(message["content"].split()) for message in request["messages"])
-        usage = {"prompt_tokens": prompt, "completion_tokens": request["max_tokens"]}
+        answer = request.get("max_tokens") or request["max_completion_tokens"]
+        prompt = sum(len(json.dumps(message["content"]).split()) for message in request["messages"])
+        usage = {"prompt_tokens": prompt, "completion_tokens": answer}
         if not request["stream"]:
-            content = [{"token": "a", "logprob": -0.5, "top_logprobs": []}] * request["max_tokens"]
+            content = [{"token": "a", "logprob": -0.5, "top_logprobs": []}] * answer
             choice = {"message": {"role": "assistant", "content": "a"}, "logprobs": {"content": content}}
             return _whole(200, {"choices": [choice], "usage": usage})
         conversation = request.get("conversation_id", "")
         cached = self._known.get(conversation, 0)
         self._known[conversation] = prompt
         headers = f"x-kvduplex-plan: {'pull' if cached else 'recompute'}\r\nx-kvduplex-cached-tokens: {cached}\r\n"
-        chunks = [{"choices": [{"delta": {"content": "a "}}]}] * request["max_tokens"]
+        chunks = [{"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "a "}}]}] * answer
         events = [*chunks, {"choices": [], "usage": usage}]
         text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
         return _raw(200, "text/event-stream", text.encode(), headers)

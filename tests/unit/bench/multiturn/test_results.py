@@ -91,10 +91,12 @@ def test_figures_and_a_page_that_fetches_nothing(record: Record, tmp_path: Path)
     assert done.exit_code == 0, done.output
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
-        "index.html", "ttft.png", "ttft.svg", "prefill-split.png", "prefill-split.svg", "reuse-over-time.png",
-        "reuse-over-time.svg",
+        "index.html", "tables.md", "ttft.png", "ttft.svg", "prefill-split.png", "prefill-split.svg",
+        "reuse-over-time.png", "reuse-over-time.svg",
     }  # fmt: skip
     assert all((tmp_path / "out" / name).read_bytes()[:4] == b"\x89PNG" for name in names if name.endswith("png"))
+    tables = (tmp_path / "out" / "tables.md").read_text()
+    assert "| 8,000 | off | 8,000 (7,200 to 10,400) |" in tables
     page = (tmp_path / "out" / "index.html").read_text()
     assert page.count("<svg") == 3
     assert "time to first token (s)" in page
