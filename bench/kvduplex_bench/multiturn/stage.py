@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from kvduplex_bench.cluster import Cluster, free_ports, started
@@ -105,17 +107,31 @@ def staged(stage: CpuStage, setting: Setting, arms: Sequence[Arm]) -> Iterator[t
     Raises:
         ClusterError: It did not start, or a router in front of it did not.
     """
-    port, off_port = free_ports(2)
+    port, off_port, continue_port = free_ports(3)
     with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(started(stage.arguments(setting, port, _offset(port)), _START_S))
-        routers = {Arm.ON: cluster.url}
-        off = _router_arguments(cluster, off_port, ["--reuse", "off"])
-        routers[Arm.OFF] = routers[Arm.FLOOR] = stack.enter_context(_router(off, off_port))
+        arguments = stage.arguments(setting, port, _offset(port))
+        cluster = stack.enter_context(started(arguments, _START_S))
+        off = stack.enter_context(_router(_router_arguments(cluster, off_port, ["--reuse", "off"]), off_port))
+        routers = {Arm.ON: cluster.url, Arm.OFF: off, Arm.FLOOR: off}
         if Arm.CONTINUE in arms:
-            raise ClusterError(
-                "--arms continue: `kvduplex serve cpu` starts no router that always continues; give its URL"
-            )
-        yield _target(cluster, setting, routers), cluster.ready
+            going_on = _router_arguments(cluster, continue_port, ["--config", str(_continuing(stack))])
+            routers[Arm.CONTINUE] = stack.enter_context(_router(going_on, continue_port))
+        yield _target(cluster, setting, routers), _about(cluster, arguments)
+
+
+def _continuing(stack: contextlib.ExitStack) -> Path:
+    """Configuration of a router that lets the decode engine go on whenever it holds the history."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvduplex-bench-")))
+    path = folder / "router.yaml"
+    path.write_text("routing:\n  plans: [continue, recompute]\n")
+    return path
+
+
+def _about(cluster: Cluster, arguments: Sequence[str]) -> dict[str, Any]:
+    """What to keep of a cluster: nothing that names this machine's folders, processes or ports."""
+    engines = [{"name": engine["name"], "role": engine["role"]} for engine in cluster.ready["engines"]]
+    shown = [Path(part).name if part.startswith("/") else part for part in arguments]
+    return {"start_s": cluster.ready["seconds"], "model": cluster.ready["model"], "engines": engines, "serve": shown}
 
 
 def _offset(port: int) -> int:
@@ -132,7 +148,10 @@ def _target(cluster: Cluster, setting: Setting, routers: dict[Arm, str]) -> Targ
 
 def _router_arguments(cluster: Cluster, port: int, more: Sequence[str]) -> list[str]:
     engines = [part for url in cluster.prefill for part in ("--prefill", url)]
-    engines += [part for url in cluster.decode for part in ("--decode", url)]
+    for engine in cluster.ready["engines"]:
+        if engine["role"] == "decode":
+            lease = engine["ports"].get("lease")
+            engines += ["--decode", engine["url"] + (f"#lease=127.0.0.1:{lease}" if lease else "")]
     return ["--listen", f"127.0.0.1:{port}", *engines, *more]
 
 
