@@ -34,7 +34,7 @@ from kvduplex_bench.sim.core.timing import load_timing
 from kvduplex_bench.sim.http.tokens import Tokens
 from kvduplex_bench.traces.text import Writer
 
-__all__ = ["ChurnResult", "Deed", "churn"]
+__all__ = ["ChurnResult", "Deed", "churn", "judge"]
 
 _NOTICED_S: Final = 4.0
 _GRACE_S: Final = 60.0
@@ -115,7 +115,7 @@ def churn(
                 played = uvloop.run(_together(playback, fleet, every_s, comparison.seconds * comparison.time_scale))
         finally:
             fleet.end()
-    return _judged(arm, played, fleet.deeds, comparison.time_scale)
+    return judge(arm, played, fleet.deeds, comparison.time_scale)
 
 
 async def _together(playback: Playback, fleet: _Fleet, every_s: float, seconds: float) -> list[Played]:
@@ -215,7 +215,12 @@ class _Fleet:
         os.replace(fresh, self.file)  # noqa: PTH105 - in one step, so that no reader sees half a list
 
 
-def _judged(arm: Arm, played: list[Played], deeds: list[Deed], time_scale: float) -> ChurnResult:
+def judge(arm: Arm, played: list[Played], deeds: list[Deed], time_scale: float) -> ChurnResult:
+    """Tell the failures apart.
+
+    Raises:
+        BenchError: Nothing was answered.
+    """
     if not any(not each.error for each in played):
         raise BenchError(f"{arm.name} answered nothing under churn")
     result = ChurnResult(arm, played, deeds)

@@ -19,7 +19,7 @@ class Reply:
         status: HTTP status; 0 when there was none.
         asked: When the request was sent, in seconds of the loop's clock.
         first: When the first part with content came.
-        ended: When it was complete.
+        ended: When it was complete, or broke.
         body: All of it.
         error: What went wrong; empty when nothing did.
     """
@@ -71,6 +71,7 @@ class _Exchange(asyncio.Protocol):
     def _finish(self, error: str) -> None:
         if not self.done.done():
             self.reply.error = error
+            self.reply.ended = self.reply.ended or time.perf_counter()
             self.done.set_result(None)
             self._transport.close()
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from kvduplex.tinymodel.tokenizer import tokenizer_files, vocabulary
+from kvduplex_bench.errors import BenchError
 from kvduplex_bench.routing.arms import Started, ours, peers
+from kvduplex_bench.routing.churn import Deed, judge
 from kvduplex_bench.routing.client import ask
 from kvduplex_bench.routing.load import BEARABLE_P95_S, bearable_rate
 from kvduplex_bench.routing.play import Played
-from kvduplex_bench.routing.report import as_lines, plot
+from kvduplex_bench.routing.ports import run_of_ports
+from kvduplex_bench.routing.processes import SimProcess
+from kvduplex_bench.routing.report import as_lines, churn_table, plot
 from kvduplex_bench.routing.run import Comparison, Fleet, compare
 from kvduplex_bench.routing.stats import EngineSums, percentile, summarise
 from kvduplex_bench.sim.core.timing import load_timing
@@ -146,3 +152,38 @@ def test_a_comparison_runs_and_is_written_down(tokenizer: Path, tmp_path: Path) 
     files = plot([row], tmp_path)
     assert [path.suffix for path in files] == [".png", ".svg"]
     assert all(path.stat().st_size > 5000 for path in files)
+
+
+def test_only_streams_that_had_begun_on_a_killed_engine_are_excused() -> None:
+    deeds = [Deed(10.0, "kill", "http://a"), Deed(30.0, "restart", "http://b")]
+    played = [
+        turn(5.0, 0.5),
+        turn(9.0, 0.5, error="connection lost", e2e_s=1.5),  # it broke half a second after the kill
+        turn(9.5, 0.0, error="status 502", e2e_s=1.0),  # nothing had come: another engine could have answered
+        turn(29.0, 0.5, error="connection lost", e2e_s=1.5),  # a restart may break nothing
+    ]
+    result = judge(ours(["session"])[0], played, deeds, 1.0)
+    assert result.broken_by_kill == 1
+    assert result.failed == {"status 502": 1, "connection lost": 1}
+    assert "1 kill, 1 restart" in str(list(churn_table(result).columns[1].cells))
+
+
+def test_nothing_answered_under_churn_is_no_result() -> None:
+    with pytest.raises(BenchError, match="answered nothing"):
+        judge(ours(["session"])[0], [turn(1.0, 0.0, error="status 503")], [], 1.0)
+
+
+def test_an_engine_process_serves_until_it_is_told_to_end(tokenizer: Path) -> None:
+    arguments = ["--replicas", "1", "--model-timing", "qwen3-32b-h200", "--tokenizer", str(tokenizer)]
+    engine = SimProcess(arguments, run_of_ports(4))
+    try:
+        engine.start()
+        engine.wait_until_ready()
+        with urllib.request.urlopen(f"{engine.url}/health", timeout=10) as reply:
+            assert reply.status == 200
+        assert engine.entry.startswith(f"{engine.url}#kv_events=")
+        engine.stop(signal.SIGTERM, 20.0)
+        with pytest.raises(OSError, match="refused"):
+            urllib.request.urlopen(f"{engine.url}/health", timeout=10)
+    finally:
+        engine.stop(signal.SIGKILL, 10.0)
