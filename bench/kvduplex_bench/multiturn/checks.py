@@ -38,7 +38,7 @@ class Check:
 def checks(results: Results) -> list[Check]:
     """Every question that the record can answer."""
     found = [*_speed_up(results), *_near_floor(results), *_never_slower(results), *_client(results)]
-    return [*found, *_exactness(results), *_errors(results)]
+    return [*found, *_reuse(results), *_exactness(results), *_errors(results)]
 
 
 def _median_ms(cell: Cell) -> float:
@@ -91,6 +91,16 @@ def _client(results: Results) -> Iterator[Check]:
     if wall:
         share = sum(cell.client_cpu_s for cell in cells) / wall
         yield Check("CPU of the benchmark's client", f"{share:.1%} of a core", "below 15%", share < _CLIENT_SHARE)
+
+
+def _reuse(results: Results) -> Iterator[Check]:
+    """Without it every other figure of ``on`` is one of ``off``: reuse is off, or the engines lack the connector."""
+    for setting in results.settings:
+        counted = [cell.counted for cell in results.of_arm(setting, Arm.ON) if cell.counted.requests]
+        if counted:
+            pulled, requests = sum(one.pulled_tokens for one in counted), sum(one.requests for one in counted)
+            what = f"Tokens read from decode engines a turn ({setting})"
+            yield Check(what, f"{pulled / requests:,.0f}", "above 0", pulled > 0)
 
 
 def _exactness(results: Results) -> Iterator[Check]:

@@ -88,7 +88,7 @@ class Workload:
 
     def _require(self, holds: bool, option: str, what: str) -> None:
         if not holds:
-            flag = "--" + option.replace("_", "-")
+            flag = "--think-time" if option == "think_s" else "--" + option.replace("_", "-")
             raise BenchError(f"{flag} {getattr(self, option)}: {what}")
 
     @property

@@ -47,7 +47,7 @@ ARMS: Final = {
     Arm.FLOOR: Look("floor: all in prefill's cache", _BLACK, "^", "--"),
 }
 PARTS: Final = {
-    "recompute_s": Look("recompute", _VERMILION, hatch=""),
+    "recompute_s": Look("compute", _VERMILION, hatch=""),
     "transfer_s": Look("transfer", _BLUE, hatch="///"),
     "claim_s": Look("claim", _ORANGE, hatch="xxx"),
     "queue_s": Look("queue and step under way", _GREY, hatch="..."),

@@ -61,6 +61,7 @@ def test_checks_say_what_the_times_say(record: Record) -> None:
     assert (near.seen, near.bar, near.holds) == ("180 ms", "at most 128 ms", False)
     assert found[f"TTFT on/off, 2,000 tokens ({ON})"].holds
     assert found["CPU of the benchmark's client"].seen == "1.0% of a core"
+    assert found[f"Tokens read from decode engines a turn ({OFF})"].seen == "5,000"
     assert found["Answers equal to a plain engine's"].seen == "4 of 4"
 
 

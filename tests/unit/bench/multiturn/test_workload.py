@@ -32,7 +32,7 @@ def test_the_published_workload() -> None:
         ({"turns": 2, "warm_up": 0.9}, "--warm-up 0.9: leaves none of 2 turns"),
         ({"prefixes": ()}, "--prefixes"),
         ({"prefixes": (100, 100)}, "must differ"),
-        ({"think_s": -1.0}, "--think-s -1.0: must not be negative"),
+        ({"think_s": -1.0}, "--think-time -1.0: must not be negative"),
     ],
 )
 def test_impossible_knobs_are_named(knobs: dict[str, Any], message: str) -> None:
