@@ -85,6 +85,8 @@ async def engine_sums(engines: Sequence[Mapping[str, Any]]) -> EngineSums:
         sum(values.get("vllm:prompt_tokens_total", 0.0) for values in prompts),
         sum(values.get("vllm:prefix_cache_hits_total", 0.0) for values in prompts),
         sum(values.get("vllm:external_prefix_cache_hits_total", 0.0) for values in prompts),
+        sum(values.get("kvduplex_sim_late_seconds_total", 0.0) for values in found),
+        sum(values.get("kvduplex_sim_steps_total", 0.0) for values in found),
         max((values.get("kvduplex_sim_lag_seconds", 0.0) for values in found), default=0.0),
     )
 

@@ -34,7 +34,7 @@ def table(results: Sequence[Result]) -> Table:
     found = Table(title=f"{first.trace.name} over {first.fleet.name}, {first.timing}, {rate}")
     for heading in (
         "arm", "requests", "failed", "cached", "TTFT mean (s)", "p50", "p95", "E2E mean (s)", "tokens/s", "requests/s",
-        "lag (ms)",
+        "late (ms)",
     ):  # fmt: skip
         found.add_column(heading, justify="left" if heading == "arm" else "right")
     for result in results:
@@ -42,7 +42,7 @@ def table(results: Sequence[Result]) -> Table:
         found.add_row(
             result.arm.name, str(each.requests), str(each.failed), f"{each.cached_share:.1%}",
             f"{each.ttft_mean_s:.3f}", f"{each.ttft_p50_s:.3f}", f"{each.ttft_p95_s:.3f}", f"{each.e2e_mean_s:.2f}",
-            f"{each.output_tokens_per_s:.0f}", f"{each.requests_per_s:.2f}", f"{each.lag_s * 1000:.0f}",
+            f"{each.output_tokens_per_s:.0f}", f"{each.requests_per_s:.2f}", f"{each.late_s * 1000:.1f}",
         )  # fmt: skip
     return found
 

@@ -19,12 +19,16 @@ class EngineSums:
         prompt_tokens: Tokens of prompts.
         local_hits: Of those, found in the engine's own cache.
         external: Of those, read from another engine.
+        late_s: Lateness of all engines' steps together, in seconds of the clock.
+        steps: Steps.
         lag_s: Longest lateness of any engine's step.
     """
 
     prompt_tokens: float = 0.0
     local_hits: float = 0.0
     external: float = 0.0
+    late_s: float = 0.0
+    steps: float = 0.0
     lag_s: float = 0.0
 
     def since(self, before: EngineSums) -> EngineSums:
@@ -33,6 +37,8 @@ class EngineSums:
             self.prompt_tokens - before.prompt_tokens,
             self.local_hits - before.local_hits,
             self.external - before.external,
+            self.late_s - before.late_s,
+            self.steps - before.steps,
             self.lag_s,
         )
 
@@ -56,7 +62,8 @@ class Summary:
         e2e_mean_s: Mean time to the last token.
         output_tokens_per_s: Throughput over the counted window.
         requests_per_s: The same in requests.
-        lag_s: Longest lateness of any engine's step, in seconds of the clock.
+        late_s: Mean lateness of the engines' steps, in seconds of the clock.
+        lag_s: The longest.
     """
 
     requests: int
@@ -68,6 +75,7 @@ class Summary:
     e2e_mean_s: float
     output_tokens_per_s: float
     requests_per_s: float
+    late_s: float
     lag_s: float
 
 
@@ -94,5 +102,6 @@ def summarise(played: Sequence[Played], engines: EngineSums, *, begin_s: float, 
         e2e_mean_s=sum(each.e2e_s for each in good) / len(good) if good else 0.0,
         output_tokens_per_s=sum(each.output_tokens for each in ended) / span_s,
         requests_per_s=len(ended) / span_s,
+        late_s=engines.late_s / engines.steps if engines.steps else 0.0,
         lag_s=engines.lag_s,
     )

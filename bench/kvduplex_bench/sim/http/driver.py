@@ -12,9 +12,8 @@ from typing import Protocol
 
 from kvduplex_bench.sim.core.engine import EngineCore
 from kvduplex_bench.sim.core.sequence import Work
-from kvduplex_bench.sim.core.timing import Timing
 
-__all__ = ["Driver", "Listener", "scaled"]
+__all__ = ["Driver", "Listener"]
 
 
 class Listener(Protocol):
@@ -22,12 +21,6 @@ class Listener(Protocol):
 
     def progress(self, generated: int, finished: bool) -> None:
         """So many tokens have been generated altogether."""
-
-
-def scaled(timing: Timing, scale: float) -> Callable[[float], float]:
-    """Seconds of the profile as seconds of the clock."""
-    del timing
-    return lambda seconds: seconds * scale
 
 
 class Driver:
@@ -51,6 +44,10 @@ class Driver:
         self._wake = asyncio.Event()
         self.lag_s = 0.0
         """Longest lateness of a step's end so far, in seconds of the clock."""
+        self.late_s = 0.0
+        """Lateness of all steps' ends together, in seconds of the clock."""
+        self.steps = 0
+        """Steps ended so far."""
 
     def listen(self, work: Work, listener: Listener) -> None:
         """Tell `listener` of the tokens of `work` until it is finished or forgotten."""
@@ -83,8 +80,9 @@ class Driver:
             self._tell(step.first, step.finished)
             self._after_step()
             at = step.ends
-            if (late := (self.now() - at) * self._scale) > self.lag_s:
-                self.lag_s = late
+            late_s = (self.now() - at) * self._scale
+            self.late_s, self.steps = self.late_s + late_s, self.steps + 1
+            self.lag_s = max(self.lag_s, late_s)
 
     def _tell(self, first: list[Work], finished: list[Work]) -> None:
         listeners, number = self._listeners, self._core.scheduler.step_number

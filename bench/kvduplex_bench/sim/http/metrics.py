@@ -6,24 +6,25 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvduplex_bench.sim.core.engine import EngineCore
+from kvduplex_bench.sim.http.driver import Driver
 
 __all__ = ["CONTENT_TYPE", "render_metrics"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def render_metrics(core: EngineCore, *, lag_s: float, refused: dict[str, int]) -> bytes:
+def render_metrics(core: EngineCore, driver: Driver, refused: dict[str, int]) -> bytes:
     """Prometheus text.
 
     Args:
         core: The engine.
-        lag_s: Longest lateness of a step.
+        driver: What runs it.
         refused: Claims that ended in recomputation, by reason.
     """
-    return ("\n".join(_lines(core, lag_s, refused)) + "\n").encode()
+    return ("\n".join(_lines(core, driver, refused)) + "\n").encode()
 
 
-def _lines(core: EngineCore, lag_s: float, refused: dict[str, int]) -> Iterator[str]:
+def _lines(core: EngineCore, driver: Driver, refused: dict[str, int]) -> Iterator[str]:
     timing, counts, scheduler, pool = core.timing, core.counts, core.scheduler, core.pool
     labels = f'engine="0",model_name="{timing.model}"'
     computed = counts.prompt_tokens - counts.local_hits - counts.external
@@ -49,7 +50,9 @@ def _lines(core: EngineCore, lag_s: float, refused: dict[str, int]) -> Iterator[
         ("gauge", "kvduplex_lease_blocks_pinned", "", leases.blocks_pinned),
         ("gauge", "kvduplex_sim_kept_for_readers", "", core.kept_for_readers),
         ("counter", "kvduplex_sim_busy_seconds_total", "", counts.busy_s),
-        ("gauge", "kvduplex_sim_lag_seconds", "", lag_s),
+        ("gauge", "kvduplex_sim_lag_seconds", "", driver.lag_s),
+        ("counter", "kvduplex_sim_late_seconds_total", "", driver.late_s),
+        ("counter", "kvduplex_sim_steps_total", "", driver.steps),
     ]
     values += [
         ("counter", "kvduplex_lease_refused_total", f',reason="{reason}"', count) for reason, count in refused.items()

@@ -141,7 +141,7 @@ class SimEngine:
             case ("GET", "/health" | "/ping"):
                 responder.whole(503 if self.faults.unhealthy else 200, b"")
             case ("GET", "/metrics"):
-                text = render_metrics(self.core, lag_s=self.driver.lag_s, refused=self.transfers.refused)
+                text = render_metrics(self.core, self.driver, self.transfers.refused)
                 responder.whole(200, text, CONTENT_TYPE)
             case ("GET", "/v1/models"):
                 responder.whole(200, models_body(timing.model, timing.max_model_len))

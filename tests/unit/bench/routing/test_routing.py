@@ -41,12 +41,14 @@ def test_percentiles_are_values_that_occurred() -> None:
 
 def test_only_the_counted_window_counts() -> None:
     played = [turn(5, 9.0), turn(10, 1.0), turn(15, 3.0), turn(18, 0.0, error="broken"), turn(20, 9.0)]
-    sums = EngineSums(1000, 500, 100, 0.002).since(EngineSums(200, 100, 0, 0.001))
+    sums = EngineSums(1000, 500, 100, 3.0, 30, 0.2).since(EngineSums(200, 100, 0, 1.0, 10, 0.1))
     found = summarise(played, sums, begin_s=10, end_s=20)
     assert (found.requests, found.failed) == (2, 1)
     assert found.ttft_mean_s == 2.0
     assert found.ttft_p95_s == 3.0
     assert found.cached_share == pytest.approx(500 / 800)
+    assert found.late_s == pytest.approx(0.1)
+    assert found.lag_s == 0.2
     assert found.requests_per_s == pytest.approx(2 / 10)
     assert found.output_tokens_per_s == pytest.approx(20 / 10)
 
