@@ -157,7 +157,7 @@ def compose(
         planner=Planner(config.routing, routing),
     )
     receipts = ReceiptRing(config.routing.receipts)
-    metrics.registry.register(FamilyCollector(routing.families, receipts.families, doctor.families))
+    metrics.registry.register(FamilyCollector(routing.families, receipts.families, doctor.families, members.families))
     for kind in apis.ALL:
         endpoints[kind.path] = TurnEndpoint(
             kind,

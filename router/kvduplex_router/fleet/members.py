@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -106,6 +106,12 @@ class Members:
         """What there is to know."""
         sources = {name: list(members) for name, members in self._sources.items()}
         return Roster(sources, sorted(self._hidden), dict(self.errors))
+
+    def families(self) -> Iterator[tuple[str, str, str, tuple[str, ...], Iterable[tuple[tuple[str, ...], float]]]]:
+        """For metrics, see `kvduplex_router.telemetry.families`."""
+        failing = "1 while a source of engines cannot be read."
+        samples = [((name,), float(name in self.errors)) for name in sorted({*self._sources, *self.errors})]
+        yield "gauge", "discovery_failing", failing, ("source",), samples
 
     def replace(self, roster: Roster) -> None:
         """Take over what another process knows."""
