@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -16,17 +16,26 @@ import typer
 from rich.console import Console
 
 from kvduplex_bench.errors import BenchError
-from kvduplex_bench.multiturn import stage as stages
-from kvduplex_bench.multiturn.campaign import Act, Campaign
+from kvduplex_bench.multiturn.acts import (
+    arms_named,
+    cpu_stage,
+    found_act,
+    must_be_alone,
+    names,
+    numbers,
+    own_acts,
+    routers_of,
+    setting_of,
+    urls,
+)
+from kvduplex_bench.multiturn.campaign import Campaign
 from kvduplex_bench.multiturn.engines import Engines
 from kvduplex_bench.multiturn.journal import Journal
 from kvduplex_bench.multiturn.progress import reporting
 from kvduplex_bench.multiturn.provenance import provenance
 from kvduplex_bench.multiturn.results import load
 from kvduplex_bench.multiturn.table import show
-from kvduplex_bench.multiturn.target import Target
-from kvduplex_bench.multiturn.wire import Origin
-from kvduplex_bench.multiturn.workload import CPU, PUBLISHED, QUICK, Arm, Workload
+from kvduplex_bench.multiturn.workload import CPU, PUBLISHED, QUICK, Workload
 from kvduplex_bench.report.files import write_report
 
 __all__ = ["DEFAULT_OUTPUT", "multiturn"]
@@ -34,7 +43,6 @@ __all__ = ["DEFAULT_OUTPUT", "multiturn"]
 DEFAULT_OUTPUT: Final = Path(".bench/multiturn.jsonl")
 _INTERRUPTED: Final = 130
 _PRESETS: Final = {"published": PUBLISHED, "cpu": CPU, "quick": QUICK}
-_MAX_MODEL_LEN: Final = 32_768
 
 
 class _Preset(StrEnum):
@@ -98,7 +106,7 @@ def multiturn(
             "turns": turns,
             "user_tokens": user_tokens,
             "answer_tokens": answer_tokens,
-            "prefixes": _numbers(prefixes) or None,
+            "prefixes": numbers(prefixes) or None,
             "clients": clients,
             "active": active,
             "warm_up": warm_up,
@@ -110,16 +118,16 @@ def multiturn(
         }
         usual = _Preset.QUICK if quick else _Preset.CPU if serve else _Preset.PUBLISHED
         workload = _workload(preset or usual, knobs)
-        wanted = _arms(arms)
+        wanted = arms_named(arms)
         if serve:
-            _alone("--serve", url, off_url, continue_url, prefill, decode, reference)
-            settings = [_setting(one, cache) for one in _names(connector) for cache in _names(prefill_cache)]
-            acts = _own_acts(settings, wanted, _stage(workload, size, kv_space, cores))
+            must_be_alone("--serve", url, off_url, continue_url, prefill, decode, reference)
+            settings = [setting_of(one, cache) for one in names(connector) for cache in names(prefill_cache)]
+            acts = own_acts(settings, wanted, cpu_stage(workload, size, kv_space, cores))
             details: dict[str, Any] = {"serve": "cpu", "size": size, "kv_gib": kv_space, "prefill_cores": cores}
         else:
-            routers = _routers(url, off_url, continue_url)
-            engines = Engines(_urls("--prefill", prefill), _urls("--decode", decode))
-            acts = [_found_act(setting, wanted, routers, engines, reference, fresh_ids=not off_url)]
+            routers = routers_of(url, off_url, continue_url)
+            engines = Engines(urls("--prefill", prefill), urls("--decode", decode))
+            acts = [found_act(setting, wanted, routers, engines, reference, fresh_ids=not off_url)]
             details = {"url": url}
         campaign = Campaign(
             workload=workload,
@@ -190,82 +198,6 @@ def _workload(preset: _Preset, knobs: Mapping[str, Any]) -> Workload:
     unknown = given.keys() - {one.name for one in fields(Workload)}
     assert not unknown, unknown  # noqa: S101 - options and knobs are named in this file
     return replace(base, **given)
-
-
-def _arms(text: str) -> list[Arm] | None:
-    names = _names(text)
-    if unknown := [name for name in names if name not in set(Arm)]:
-        raise BenchError(f"--arms {text}: {unknown[0]} is unknown; choose from {', '.join(Arm)}")
-    return [Arm(name) for name in names] or None
-
-
-def _own_acts(settings: Sequence[stages.Setting], wanted: Sequence[Arm] | None, stage: stages.CpuStage) -> list[Act]:
-    def act(setting: stages.Setting) -> Act:
-        arms = setting.arms(wanted or [Arm.OFF, Arm.ON, Arm.FLOOR])
-        if not arms:
-            raise BenchError(f"--arms floor: {setting.name} has no cache to fill; add --prefill-cache on")
-        return Act(setting.name, arms, lambda: stages.staged(stage, setting, arms), own=True)
-
-    return [act(setting) for setting in settings]
-
-
-def _stage(workload: Workload, size: str, kv_gib: float, cores: int) -> stages.CpuStage:
-    workload.must_fit(_MAX_MODEL_LEN)
-    available = len(os.sched_getaffinity(0))
-    return stages.CpuStage(stages.generated_model(size), _MAX_MODEL_LEN, kv_gib, min(cores, available))
-
-
-def _found_act(
-    setting: str,
-    wanted: Sequence[Arm] | None,
-    routers: Mapping[Arm, str],
-    engines: Engines,
-    reference: str,
-    *,
-    fresh_ids: bool,
-) -> Act:
-    arms = list(wanted or [arm for arm in (Arm.OFF, Arm.ON, Arm.CONTINUE) if arm in routers])
-    if Arm.CONTINUE in arms and Arm.CONTINUE not in routers:
-        raise BenchError("--arms continue: needs --continue-url, a router whose plan for a further turn is continue")
-    target = Target(setting, routers, engines, reference=reference or None, fresh_ids=fresh_ids)
-    about = {"prefill": list(engines.prefill), "decode": list(engines.decode), "routers": {**routers}}
-    return Act(setting, arms, lambda: nullcontext((target, about)))
-
-
-def _routers(url: str, off_url: str, continue_url: str) -> dict[Arm, str]:
-    if not url:
-        raise BenchError("give --url of a running router, or --serve cpu to start everything here")
-    (on,), off, going_on = _urls("--url", [url]), _urls("--off-url", [off_url]), _urls("--continue-url", [continue_url])
-    routers = {Arm.ON: on, Arm.OFF: off[0] if off else on, Arm.FLOOR: off[0] if off else on}
-    return routers | ({Arm.CONTINUE: going_on[0]} if going_on else {})
-
-
-def _urls(option: str, given: Sequence[str] | None) -> list[str]:
-    return [Origin.parse(url, option=option).url for url in given or () if url]
-
-
-def _setting(connector: str, cache: str) -> stages.Setting:
-    if connector not in {"leased", "stock"}:
-        raise BenchError(f"--connector {connector}: choose leased, stock, or both with a comma")
-    if cache not in {"on", "off"}:
-        raise BenchError(f"--prefill-cache {cache}: choose off, on, or both with a comma")
-    return stages.Setting(connector, cache == "on")
-
-
-def _alone(option: str, *others: object) -> None:
-    if any(others):
-        raise BenchError(f"{option} starts its own cluster; leave --url, --prefill and the like out")
-
-
-def _names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in _names(text))
-    except ValueError as error:
-        raise BenchError(f"--prefixes {text}: write numbers of tokens with commas, e.g. 2000,8000,24000") from error
 
 
 def _headers(variable: str) -> dict[str, str]:
