@@ -16,7 +16,8 @@ from kvduplex_bench.multiturn.workload import Arm, Workload
 
 __all__ = ["Sweep", "points"]
 
-_WARM_UP_TOKENS: Final = 8
+_WARM_UP_TOKENS: Final = 128
+_WARM_UP_WORDS: Final = 100
 
 
 def points(workload: Workload, setting: str, arms: Sequence[Arm]) -> Iterator[Point]:
@@ -87,11 +88,18 @@ class Sweep:
             )
 
     async def _warm_up(self, served: Served) -> None:
-        """The first transfer between two engines pays for their handshake, the first step for what is built lazily."""
+        """Two turns an arm: the first transfer in either direction pays for a handshake between the engines.
+
+        The answer is long enough that its KV is worth reading, also where prefill keeps its own.
+        """
         for arm in dict.fromkeys(self.arms):
             client = self._client(self.target.routers[arm])
-            messages = [{"role": "user", "content": "Hello! " * 100}]
-            await client.whole(served.name, messages, answer_tokens=_WARM_UP_TOKENS)
+            messages = [{"role": "user", "content": "Hello! " * _WARM_UP_WORDS}]
+            more = {"conversation": f"warm-up/{self.target.setting}/{arm}"}
+            first = await client.whole(served.name, messages, answer_tokens=_WARM_UP_TOKENS, **more)
+            answer = str(first["choices"][0]["message"]["content"])
+            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Go on."}]
+            await client.whole(served.name, messages, answer_tokens=1, **more)
 
     async def _one(self, point: Point, served: Served) -> None:
         self.reporter.begin(point)

@@ -132,7 +132,7 @@ class Workload:
 PUBLISHED: Final = Workload()
 """As published with vLLM's bidirectional transfer; for accelerators."""
 
-CPU: Final = Workload(conversations=1, turns=2, answer_tokens=96, clients=1, active=1)
+CPU: Final = Workload(conversations=1, turns=3, answer_tokens=96, clients=1, active=1)
 """What two CPU cores play in 25 minutes: the same prefixes, one conversation at a time."""
 
 QUICK: Final = Workload(

@@ -6,7 +6,7 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -25,6 +25,11 @@ SMALL += ["--user-tokens", "10", "--answer-tokens", "4", "--repeats", "2", "--wa
 
 def bench(router: ScriptedRouter, output: Path, *more: str) -> Result:
     return CliRunner().invoke(app, ["multiturn", "--url", router.url, "--output", str(output), *SMALL, *more])
+
+
+def streamed(router: ScriptedRouter) -> list[dict[str, Any]]:
+    """The turns; calibration and warm-up are asked for whole answers."""
+    return [body for body in router.bodies if body["stream"]]
 
 
 def test_a_whole_run(router: ScriptedRouter, tmp_path: Path) -> None:
@@ -47,11 +52,10 @@ def test_a_whole_run(router: ScriptedRouter, tmp_path: Path) -> None:
 def test_conversations_grow_by_one_turn_at_a_time_under_one_id(router: ScriptedRouter, tmp_path: Path) -> None:
     bench(router, tmp_path / "run.jsonl", "--arms", "on", "--repeats", "1", "--prefixes", "100")
     told: dict[str, list[int]] = {}
-    for body in router.bodies:
-        if "conversation_id" in body:
-            told.setdefault(body["conversation_id"], []).append(len(body["messages"]))
+    for body in streamed(router):
+        told.setdefault(body["conversation_id"], []).append(len(body["messages"]))
     assert list(told.values()) == [[2, 4, 6]] * 3
-    prefixes = {body["messages"][0]["content"] for body in router.bodies if "conversation_id" in body}
+    prefixes = {body["messages"][0]["content"] for body in streamed(router)}
     assert len(prefixes) == 1
 
 
@@ -60,9 +64,8 @@ def test_every_conversation_can_have_a_prefix_of_its_own_and_be_recognised(
 ) -> None:
     more = ("--arms", "on", "--repeats", "1", "--prefixes", "100", "--no-shared-prefix", "--no-explicit-ids")
     bench(router, tmp_path / "run.jsonl", *more)
-    streamed = [body for body in router.bodies if body["stream"]]
-    assert not any("conversation_id" in body for body in streamed)
-    assert len({body["messages"][0]["content"] for body in streamed}) == 3
+    assert not any("conversation_id" in body for body in streamed(router))
+    assert len({body["messages"][0]["content"] for body in streamed(router)}) == 3
 
 
 def test_a_stopped_run_is_partial_and_goes_on_where_it_was(router: ScriptedRouter, tmp_path: Path) -> None:
