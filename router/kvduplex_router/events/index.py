@@ -8,7 +8,7 @@ its old one is cleared a little at a time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -69,6 +69,11 @@ class BlockIndex:
     Args:
         max_blocks: Different blocks that are kept; further ones are left out and counted.
         max_engines: Engines at a time, a multiple of 64.
+
+    Attributes:
+        adapters: LoRA adapters that blocks were seen of.
+        counts: What happened to events.
+        on_cleared: Told of engines that lost all their blocks.
     """
 
     def __init__(self, *, max_blocks: int, max_engines: int = 256) -> None:
@@ -80,6 +85,7 @@ class BlockIndex:
         self._retired: deque[tuple[int, Iterator[int]]] = deque()
         self.adapters: set[str] = set()
         self.counts = IndexCounts()
+        self.on_cleared: Callable[[str], None] = lambda _engine: None
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -159,6 +165,7 @@ class BlockIndex:
 
     def cleared(self, engine: str) -> None:
         """An engine has no blocks any more."""
+        self.on_cleared(engine)
         known = self._engines.pop(engine, None)
         if known is None:
             return

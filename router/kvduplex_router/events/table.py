@@ -18,6 +18,9 @@ __all__ = ["TableFullError", "WordTable", "Words"]
 Words = npt.NDArray[np.uint64]
 
 _SMALLEST: Final = 64
+_FULL_NUM: Final = 3
+_FULL_DEN: Final = 4
+"""A table is at most three quarters full: beyond that, runs of occupied slots grow long."""
 
 
 class TableFullError(Exception):
@@ -37,7 +40,7 @@ class WordTable:
         self._words = words
         self._row_bytes = 8 * words
         self._limit = capacity if fixed else 0
-        self._allocate(max(_SMALLEST, 1 << (2 * capacity - 1).bit_length() if capacity else 0))
+        self._allocate(max(_SMALLEST, 1 << (capacity * _FULL_DEN // _FULL_NUM).bit_length()))
 
     def __len__(self) -> int:
         return self._count
@@ -148,7 +151,7 @@ class WordTable:
         if self._limit:
             if self._count >= self._limit:
                 raise TableFullError
-        elif 3 * self._count > 2 * self._mask:
+        elif _FULL_DEN * self._count > _FULL_NUM * self._mask:
             self._grow()
             return self._slot_for(key)
         self._count += 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kvduplex_router.clock import Clock
-from kvduplex_router.events.trust import TrustKeeper
+from kvduplex_router.events.trust import Trust, TrustKeeper
 from kvduplex_router.fleet.engine import Engine, EngineRole
 from kvduplex_router.routing.cost import EngineCost, Work
 
@@ -98,12 +98,21 @@ class Desks:
 
     Args:
         clock: Monotonic seconds.
+
+    Attributes:
+        all_trusted: Whether the events of all engines were believed a moment ago.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.all_trusted = False
         self._desks: dict[str, Desk] = {}
         self._priors = {role: EngineCost() for role in EngineRole}
+
+    def judge(self, engines: Iterable[Engine]) -> None:
+        """See whether all engines can be believed; to be called now and then."""
+        desks = [self.of(engine) for engine in engines]
+        self.all_trusted = bool(desks) and all(desk.trust.state is Trust.TRUSTED for desk in desks)
 
     def of(self, engine: Engine) -> Desk:
         """The engine's desk."""

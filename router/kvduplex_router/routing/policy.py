@@ -6,6 +6,7 @@ no key prefers differ in their load alone, so of those the idlest are enough.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Sequence
 from typing import Final
@@ -19,7 +20,7 @@ from kvduplex_router.routing.scorers import View, total
 
 __all__ = ["PolicyPicker"]
 
-_HOLDERS: Final = 16
+_HOLDERS: Final = 8
 
 
 class PolicyPicker:
@@ -82,11 +83,12 @@ class PolicyPicker:
 
 
 def _holders(roster: Roster, facts: Facts) -> list[Engine]:
-    """Engines that hold part of the prompt; of many those that hold most."""
-    overlaps = facts.overlaps
-    names = overlaps if len(overlaps) <= _HOLDERS else sorted(overlaps, key=lambda n: overlaps[n], reverse=True)
-    found = (roster.find(name) for name in itertools.islice(names, 2 * _HOLDERS))
-    return [engine for engine in found if engine is not None][:_HOLDERS]
+    """Engines that hold part of the prompt; of many those that hold most, and of equals those with least to do."""
+    found = [engine for name in facts.overlaps if (engine := roster.find(name)) is not None]
+    if len(found) > _HOLDERS:
+        overlaps = facts.overlaps
+        found = heapq.nsmallest(_HOLDERS, found, key=lambda engine: (-overlaps[engine.name], engine.in_flight))
+    return found
 
 
 def _ranked(
@@ -94,29 +96,15 @@ def _ranked(
 ) -> list[Engine]:
     """Engines by score; of equals the one with fewer requests, then the one picked longest ago."""
     tokens = max(1, facts.tokens)
-    desks = [roster.desk(engine) for engine in engines]
-    figures = [(e, desk.wait_s(e), desk.prices.per_token) for e, desk in zip(engines, desks, strict=True)]
-    fastest = min(per_token for _, _, per_token in figures)
-    scale = 1e-9 + max(wait + tokens * per_token for _, wait, per_token in figures)
-    weights, overlaps, pullable = facts.workload.weights, facts.overlaps, facts.pullable
-    scored = [
-        (
-            -total(
-                View(
-                    max(overlaps.get(engine.name, 0), pullable) * per_token,
-                    wait + tokens * (per_token - fastest),
-                    engine is session,
-                    engine is home,
-                    scale,
-                ),
-                weights,
-            ),
-            engine.in_flight,
-            engine.picked,
-            place,
-        )
-        for place, (engine, wait, per_token) in enumerate(figures)
-    ]
+    figures = [(engine, (desk := roster.desk(engine)).wait_s(engine), desk.prices.per_token) for engine in engines]
+    fastest = min([per_token for _, _, per_token in figures])
+    scale = 1e-9 + max([wait + tokens * per_token for _, wait, per_token in figures])
+    weights, held, pullable = facts.workload.weights, facts.overlaps.get, facts.pullable
+    scored: list[tuple[float, int, int, int]] = []
+    for place, (engine, wait, per_token) in enumerate(figures):
+        overlap_s = max(held(engine.name, 0), pullable) * per_token
+        view = View(overlap_s, wait + tokens * (per_token - fastest), engine is session, engine is home, scale)
+        scored.append((-total(view, weights), engine.in_flight, engine.picked, place))
     scored.sort()
     return [engines[place] for *_, place in scored]
 

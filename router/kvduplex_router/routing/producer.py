@@ -94,9 +94,15 @@ class FactProducer:
         prompt = await self._tokeniser.prompt(kind, body)
         if policy in _UNCOUNTED or workload.unique or prompt.count < self._min_tokens:
             return Facts(workload, prompt=prompt, session=session)
-        return self._looked_up(workload, prompt, session)
+        return self.looked_up(workload, prompt, session)
 
-    def _looked_up(self, workload: Workload, prompt: Prompt, session: int | None) -> Facts:
+    @property
+    def default(self) -> Workload:
+        """The class of requests that belong to none."""
+        return self._classifier.default
+
+    def looked_up(self, workload: Workload, prompt: Prompt, session: int | None) -> Facts:
+        """Facts of a prompt, with what engines hold of it."""
         cut = _cut(workload, prompt)
         units = prompt.chain(UNIT, scope=f"{prompt.source.value} {prompt.model}")[: cut // UNIT]
         facts = Facts(
@@ -105,8 +111,9 @@ class FactProducer:
             session=session,
             home=_home(workload, prompt, cut),
             units=units,
-            remembered={name: count * UNIT for name, count in self._learned.overlaps(units).items()},
         )
+        if workload.policy is not Policy.KV_EVENTS or not prompt.exact or not self._desks.all_trusted:
+            facts.remembered = {name: count * UNIT for name, count in self._learned.overlaps(units).items()}
         facts.overlaps = self._overlaps(facts, prompt)
         return facts
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from kvduplex_router.clock import Clock
 from kvduplex_router.fleet.engine import Engine
@@ -20,8 +22,8 @@ from kvduplex_router.routing.rendezvous import SLACK, bounded, engine_seed, weig
 __all__ = ["Roster", "Rosters"]
 
 _FEW: Final = 24
-_KEPT_S: Final = 0.005
-_SHORTLIST: Final = 6
+_KEPT_S: Final = 0.02
+_SHORTLIST: Final = 4
 _TOP: Final = 4
 
 
@@ -31,23 +33,29 @@ class Roster:
     Attributes:
         engines: In the order of the candidates.
         idle: Those that would begin first, the soonest first.
-        slowest_s: The longest wait among them.
     """
 
-    def __init__(self, engines: list[Engine], desks: Desks, saturated: frozenset[str]) -> None:
+    def __init__(self, engines: list[Engine], desks: Desks) -> None:
         self.engines = engines
         self._desks = desks
-        self.saturated = saturated
         self._in_flight = sum([engine.in_flight for engine in engines])
-        self._seeds = np.array([engine_seed(engine.name) for engine in engines], np.uint64)
-        self._names = {engine.name: engine for engine in engines}
-        waits = [desks.of(engine).wait_s(engine) for engine in engines]
-        order = sorted(range(len(engines)), key=waits.__getitem__)
-        self.idle = [engines[i] for i in order[:_SHORTLIST]]
-        self.slowest_s = max(waits, default=0.0)
+        of = desks.of
+        waits = [
+            0.0 if not engine.in_flight and engine.load is None else of(engine).wait_s(engine) for engine in engines
+        ]
+        order = sorted(range(len(engines)), key=waits.__getitem__)[:_SHORTLIST] if len(engines) > 1 else [0]
+        self.idle = [engines[i] for i in order[: len(engines)]]
 
     def __len__(self) -> int:
         return len(self.engines)
+
+    @cached_property
+    def _seeds(self) -> npt.NDArray[np.uint64]:
+        return np.array([engine_seed(engine.name) for engine in self.engines], np.uint64)
+
+    @cached_property
+    def _names(self) -> dict[str, Engine]:
+        return {engine.name: engine for engine in self.engines}
 
     def find(self, name: str) -> Engine | None:
         """The engine of that name, if it may be picked."""
@@ -108,10 +116,8 @@ class Rosters:
         usable = [engine for engine in candidates if engine.usable and engine.has_place]
         if excluded:
             usable = [engine for engine in usable if engine.name not in excluded]
-        full = frozenset([engine.name for engine in usable if engine.load is not None and self._saturated(engine)])
-        if full and len(full) < len(usable):
-            usable = [engine for engine in usable if engine.name not in full]
-        return Roster(usable, self._desks, full)
+        open_ = [engine for engine in usable if engine.load is None or not self._saturated(engine)]
+        return Roster(open_ or usable, self._desks)
 
     def _saturated(self, engine: Engine) -> bool:
         load = engine.load

@@ -69,9 +69,7 @@ SCORERS: Final[dict[str, Callable[[View], float]]] = {
 
 def total(view: View, weights: WeightsConfig) -> float:
     """The weighted sum."""
-    return (
-        weights.overlap * overlap(view)
-        + weights.load * load(view)
-        + weights.session * session(view)
-        + weights.home * home(view)
-    )
+    sum_ = weights.overlap * overlap(view) + weights.load * load(view)
+    if view.session:
+        sum_ += weights.session
+    return sum_ + weights.home if view.home else sum_

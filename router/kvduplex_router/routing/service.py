@@ -25,13 +25,14 @@ from kvduplex_router.routing.producer import FactProducer
 from kvduplex_router.routing.report import Family, families
 from kvduplex_router.routing.roster import Rosters
 from kvduplex_router.tokens.files import load_files
+from kvduplex_router.tokens.prompt import Prompt
 from kvduplex_router.tokens.tokeniser import Tokeniser
 
 __all__ = ["RoutingService"]
 
 _log = logging.getLogger("kvduplex.router.routing")
 _RECENT_TOKENS: Final = 65_536
-_FORGET_S: Final = 2.0
+_LOOK_S: Final = 0.5
 
 
 class RoutingService:
@@ -67,6 +68,7 @@ class RoutingService:
         self.recent = LearnedPrefixes(
             max_units=limits.learned_units, max_engines=limits.max_engines, engine_tokens=_RECENT_TOKENS
         )
+        self.index.on_cleared = self._lost_all
         files = None if config.tokenizer is None else load_files(config.tokenizer)
         self.tokeniser = Tokeniser(files, cache_bytes=config.token_cache_bytes)
         rosters = Rosters(
@@ -97,6 +99,10 @@ class RoutingService:
             if self._listens:
                 group.create_task(self._events.run())
 
+    def looked_up(self, prompt: Prompt, *, session: int | None) -> Facts:
+        """Facts of a prompt of no class, as if a request had come with it."""
+        return self._producer.looked_up(self._producer.default, prompt, session)
+
     def reserve(self, engine: Engine, context: PickContext) -> Reservation | None:
         """A request was given to an engine: from now on it counts there, and its prompt is taken to be held there."""
         facts = context.facts
@@ -111,11 +117,23 @@ class RoutingService:
         reservation = Reservation(
             self.desks.of(engine), engine, max(0, facts.tokens - overlap), facts.pullable, self._clock
         )
-        if facts.units:
-            self.learned.sent(engine.name, facts.units)
-            if facts.workload.policy is Policy.KV_EVENTS:
-                self.recent.sent(engine.name, facts.units)
+        self._remember_soon(engine, facts)
         return reservation
+
+    def _remember_soon(self, engine: Engine, facts: Facts) -> None:
+        """Remember what was sent where, once it has been sent: nothing before that depends on it."""
+        if facts.units:
+            asyncio.get_running_loop().call_soon(self._remember, engine.name, facts)
+
+    def _lost_all(self, engine: str) -> None:
+        """An engine cleared its cache, began anew or is gone: what was sent there before is no longer held."""
+        self.learned.forget(engine)
+        self.recent.forget(engine)
+
+    def _remember(self, engine: str, facts: Facts) -> None:
+        self.learned.sent(engine, facts.units)
+        if facts.workload.policy is Policy.KV_EVENTS:
+            self.recent.sent(engine, facts.units)
 
     def work(self, seat: Seat, facts: Facts | None, *, held: int | None) -> None:
         """A decode engine is given a turn: enter what it has to do into its figures.
@@ -129,8 +147,7 @@ class RoutingService:
             return
         computed, read = (1, facts.tokens) if held is None else (max(1, facts.tokens - held), 0)
         seat.reservation = Reservation(self.desks.of(seat.engine), seat.engine, computed, read, self._clock)
-        if facts.units:
-            self.learned.sent(seat.engine.name, facts.units)
+        self._remember_soon(seat.engine, facts)
 
     def answered(self, seat: Seat, facts: Facts | None, prompt: int | None, cached: int | None) -> None:
         """A prompt was computed: learn from how long it took, and from what the engine says it held.
@@ -200,10 +217,10 @@ class RoutingService:
         """Drop what is known of engines that left; twice gone in a row, so that one that comes back keeps it."""
         known: set[str] = set()
         while True:
-            await asyncio.sleep(_FORGET_S)
+            await asyncio.sleep(_LOOK_S)
+            self.desks.judge(self._fleet.engines)
             now = {engine.name for engine in self._fleet.engines}
             for name in known - now:
-                self.learned.forget(name)
-                self.recent.forget(name)
+                self._lost_all(name)
             self.desks.keep_only(now)
             known = now

@@ -36,6 +36,7 @@ class Publisher:
 
     def __init__(self, context: zmq.Context[Any], *, replay: bool = True, kept: int = 1_000) -> None:
         self._pub = context.socket(zmq.PUB)
+        self._pub.setsockopt(zmq.SNDHWM, 100_000)  # as vLLM has it
         self.port = self._pub.bind_to_random_port("tcp://127.0.0.1")
         self._router = context.socket(zmq.ROUTER) if replay else None
         self.replay_port = self._router.bind_to_random_port("tcp://127.0.0.1") if self._router is not None else None
