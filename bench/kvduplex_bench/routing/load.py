@@ -17,9 +17,10 @@ __all__ = ["BEARABLE_P95_S", "bearable_rate"]
 BEARABLE_P95_S: Final = 3.0
 """The fleet is full when the 95th percentile of TTFT comes to so many seconds."""
 
-_PROBES: Final = 7
+_PROBES: Final = 5
 _HORIZON_S: Final = 120.0
 _MOST: Final = 1024.0
+_GROWTH: Final = 1.5
 
 
 def bearable_rate(trace: Trace, timing: Timing, *, replicas: int = 0, prefill: int = 0, decode: int = 0) -> float:
@@ -41,9 +42,9 @@ def bearable_rate(trace: Trace, timing: Timing, *, replicas: int = 0, prefill: i
 
 
 def _last_bearable(play: Callable[[float], Sequence[Outcome]]) -> float:
-    low, high = 0.0, 4.0
+    low, high = 0.0, 1.0
     while high < _MOST and _p95(play(high)) < BEARABLE_P95_S:
-        low, high = high, high * 2
+        low, high = high, high * _GROWTH  # gently: a fleet far beyond its limits takes long to simulate
     for _ in range(_PROBES):
         middle = (low + high) / 2
         low, high = (middle, high) if _p95(play(middle)) < BEARABLE_P95_S else (low, middle)

@@ -89,7 +89,8 @@ def as_lines(results: Sequence[Result], facts: Mapping[str, Any]) -> str:
     lines = []
     for result in results:
         compared = result.comparison
-        first = sorted(each.ttft_s for each in result.played if not each.error)
+        begin_s = 0.0 if compared.trace.closed else compared.warm_up
+        first = [each.ttft_s for each in result.played if not each.error and each.asked >= begin_s]
         lines.append(
             json.dumps(
                 {
@@ -123,7 +124,7 @@ def plot(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
         chosen = [row for row in rows if (row["trace"], row["fleet"]) == (trace, fleet)]
         figure = _figure(chosen, f"{trace} over {fleet}")
         for suffix in ("png", "svg"):
-            written.append(folder / f"routing-{trace}-{fleet}.{suffix}")
+            written.append(folder / f"routing-{trace}-{fleet.replace(' ', '-')}.{suffix}")
             figure.savefig(written[-1], dpi=150)
     return written
 

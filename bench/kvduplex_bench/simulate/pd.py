@@ -163,9 +163,11 @@ class PdFleet:
     def _seconds(self, engine: VirtualEngine, work: Work) -> float:
         core = engine.core
         held = len(core.pool.match(work.hashes)) * core.timing.block_size
-        covered = max(held, work.load.tokens if work.load is not None else 0)
-        own = core.timing.prefill.per_token_s * (work.prompt_tokens - covered)
-        return own + core.scheduler.waiting * 0.05 + engine.in_flight * core.timing.prefill.step_s
+        missing = 0 if work.load is None else work.load.tokens - held
+        pulled = missing if missing >= max(self._settings.threshold, 1) else 0
+        own = core.timing.prefill.per_token_s * (work.prompt_tokens - held - pulled)
+        moving = core.timing.back.seconds(pulled)
+        return own + moving + core.scheduler.waiting * 0.05 + engine.in_flight * core.timing.prefill.step_s
 
     def _claim(self, turn: _Turn, work: Work) -> Load | None:
         table, size = turn.decode.core.table, self._settings.timing.block_size
