@@ -31,6 +31,7 @@ class Metric(StrEnum):
     KV_USAGE = "KvUsage"
     ENGINES_DOWN = "EnginesDown"
     LEASE_REFUSALS = "LeaseRefusals"
+    STORE_DOWN = "StoreDown"
     ACCELERATOR_USE = "AcceleratorUse"
     ACCELERATOR_ERRORS = "AcceleratorErrors"
     EFA_READ_BYTES = "EfaReadBytes"
@@ -74,6 +75,8 @@ SOURCES: Final = (
     Source(Metric.CACHED_TOKENS, "kvduplex_router_cached_tokens", Kind.INCREASE, "Count"),
     Source(Metric.ENGINES_DOWN, "kvduplex_router_engine_up", Kind.COUNT_ZEROS, "Count"),
     Source(Metric.LEASE_REFUSALS, "kvduplex_router_reuse_refused", Kind.INCREASE, "Count", {"reason": _LOST}),
+    # Absent where routers share no store.
+    Source(Metric.STORE_DOWN, "kvduplex_router_state_up", Kind.COUNT_ZEROS, "Count"),
     Source(Metric.TTFT, "kvduplex_router_ttft_seconds", Kind.DISTRIBUTION, "Seconds"),
     # Routers without that histogram: until the prefill engine's answer, which the first token follows closely.
     Source(Metric.TTFT, "kvduplex_router_hop_seconds", Kind.DISTRIBUTION, "Seconds", {"hop": frozenset({"prefill"})}),

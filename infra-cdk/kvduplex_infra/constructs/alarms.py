@@ -70,31 +70,11 @@ def _block_message(role: str, block: CapacityBlock) -> events.RuleTargetInput:
     )
 
 
+_Row = tuple[str, cloudwatch.IMetric, float, cloudwatch.ComparisonOperator, str]
+
+
 def _alarms(scope: Construct, cluster: Cluster, metrics: ClusterMetrics) -> Iterator[cloudwatch.Alarm]:
-    limits = cluster.alarms
-    refusals = limits.lease_refusals_per_minute * PERIOD_MINUTES
-    low, high = _Comparison.LESS_THAN_THRESHOLD, _Comparison.GREATER_THAN_THRESHOLD
-    for name, metric, threshold, comparison, about in (
-        ("HitRate", metrics.hit_rate, limits.hit_rate_min, low, "Cached share of prompt tokens is under its baseline"),
-        ("Ttft", metrics.ttft_p95, limits.ttft_p95_s, high, "95th percentile of time to first token, in seconds"),
-        (
-            "KvUsage",
-            metrics.kv_usage,
-            limits.kv_usage_max,
-            high,
-            "KV use; with a falling hit rate: too little memory",
-        ),
-        ("EnginesDown", metrics.engines_down, 0, high, "An engine is down as routers see it"),
-        (
-            "LeaseRefusals",
-            metrics.lease_refusals,
-            refusals,
-            high,
-            "Claims lost to time, memory or faults",
-        ),
-        ("RoutersDown", metrics.routers_down, 0, high, "A router is out of the load balancer"),
-        ("Errors", metrics.server_errors, 10, high, "Requests that ended in a 5xx"),
-    ):
+    for name, metric, threshold, comparison, about in _rows(cluster, metrics):
         yield cloudwatch.Alarm(
             scope,
             name,
@@ -108,3 +88,21 @@ def _alarms(scope: Construct, cluster: Cluster, metrics: ClusterMetrics) -> Iter
             # No traffic is no fault; machines that died are told of by the groups.
             treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
         )
+
+
+def _rows(cluster: Cluster, metrics: ClusterMetrics) -> Iterator[_Row]:
+    """Name, metric, threshold, which side of it is wrong, and what that means."""
+    limits = cluster.alarms
+    refusals = limits.lease_refusals_per_minute * PERIOD_MINUTES
+    low, high = _Comparison.LESS_THAN_THRESHOLD, _Comparison.GREATER_THAN_THRESHOLD
+    yield "HitRate", metrics.hit_rate, limits.hit_rate_min, low, "Cached share of prompt tokens is under its baseline"
+    yield "Ttft", metrics.ttft_p95, limits.ttft_p95_s, high, "95th percentile of time to first token, in seconds"
+    kv_use = "KV use; with a falling hit rate: too little memory"
+    yield "KvUsage", metrics.kv_usage, limits.kv_usage_max, high, kv_use
+    yield "EnginesDown", metrics.engines_down, 0, high, "An engine is down as routers see it"
+    yield "LeaseRefusals", metrics.lease_refusals, refusals, high, "Claims lost to time, memory or faults"
+    if cluster.shares_state:
+        lost = "A router goes without the shared store; turns go on, and some are computed anew"
+        yield "StoreDown", metrics.store_down, 0, high, lost
+    yield "RoutersDown", metrics.routers_down, 0, high, "A router is out of the load balancer"
+    yield "Errors", metrics.server_errors, 10, high, "Requests that ended in a 5xx"

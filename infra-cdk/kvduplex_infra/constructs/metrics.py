@@ -67,6 +67,11 @@ class ClusterMetrics:
         return self._own(Metric.LEASE_REFUSALS, "router", "Sum")
 
     @property
+    def store_down(self) -> cloudwatch.Metric:
+        """Whether a router goes without the shared store."""
+        return self._own(Metric.STORE_DOWN, "router", "Maximum")
+
+    @property
     def efa_read(self) -> cloudwatch.Metric:
         """Bytes that prefill engines read over EFA."""
         return self._own(Metric.EFA_READ_BYTES, "prefill", "Sum")

@@ -370,7 +370,16 @@ def test_alarms_have_the_files_baselines(assembly: Templates) -> None:
     assert alarms["kvduplex-p5en-Ttft"]["ExtendedStatistic"] == "p95"
     assert alarms["kvduplex-p5en-HitRate"]["ComparisonOperator"] == "LessThanThreshold"
     assert all(a["AlarmActions"] and a["OKActions"] for a in alarms.values())
-    assert len(alarms) == 7
+    assert len(alarms) == 8
+
+
+def test_routers_that_go_without_their_store_are_told_of(assembly: Templates) -> None:
+    alarms = {a.properties["AlarmName"]: a.properties for a in assembly("trn2").resources("AWS::CloudWatch::Alarm")}
+    alarm = alarms["kvduplex-trn2-StoreDown"]
+    assert (alarm["MetricName"], alarm["Namespace"], alarm["Statistic"]) == ("StoreDown", "kvduplex", "Maximum")
+    assert {d["Name"]: d["Value"] for d in alarm["Dimensions"]} == {"Cluster": "kvduplex-trn2", "Role": "router"}
+    alone = assembly("cpu-smoke", state={"enabled": False})
+    assert not [a for a in alone.resources("AWS::CloudWatch::Alarm") if "StoreDown" in a.properties["AlarmName"]]
 
 
 def test_alarms_and_scaling_events_reach_the_operators_topic(assembly: Templates) -> None:

@@ -72,6 +72,17 @@ def test_engines_down_are_counted() -> None:
     assert by_metric(data(read(router.text()), {}))[Metric.ENGINES_DOWN].values == (2.0,)
 
 
+@pytest.mark.parametrize(("up", "down"), [(1, 0.0), (0, 1.0)])
+def test_a_router_without_its_store_is_counted(up: int, down: float) -> None:
+    router = Router()
+    Gauge("kvduplex_router_state_up", "x", registry=router.registry).set(up)
+    assert by_metric(data(read(router.text()), {}))[Metric.STORE_DOWN].values == (down,)
+
+
+def test_a_router_that_shares_no_store_has_none_to_lose() -> None:
+    assert Metric.STORE_DOWN not in by_metric(data(read(Router().text()), {}))
+
+
 def test_a_histogram_becomes_a_distribution_of_its_new_observations() -> None:
     router = Router()
     router.hops.labels("prefill").observe(0.05)
