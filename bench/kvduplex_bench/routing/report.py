@@ -37,12 +37,14 @@ def table(results: Sequence[Result]) -> Table:
         "late (ms)",
     ):  # fmt: skip
         found.add_column(heading, justify="left" if heading == "arm" else "right")
+    if not all(result.summary.believable(first.time_scale) for result in results):
+        found.caption = "!: the machine was too busy for the simulated engines; run that arm again"
     for result in results:
         each = result.summary
         found.add_row(
             result.arm.name, str(each.requests), str(each.failed), f"{each.cached_share:.1%}",
             f"{each.ttft_mean_s:.3f}", f"{each.ttft_p50_s:.3f}", f"{each.ttft_p95_s:.3f}", f"{each.e2e_mean_s:.2f}",
-            f"{each.output_tokens_per_s:.0f}", f"{each.requests_per_s:.2f}", f"{each.late_s * 1000:.1f}",
+            f"{each.output_tokens_per_s:.0f}", f"{each.requests_per_s:.2f}", _late(result),
         )  # fmt: skip
     return found
 
@@ -76,6 +78,11 @@ def churn_line(result: ChurnResult, comparison: Comparison, facts: Mapping[str, 
         "deeds": [asdict(deed) for deed in result.deeds],
     }  # fmt: skip
     return json.dumps(value) + "\n"
+
+
+def _late(result: Result) -> str:
+    mark = "" if result.summary.believable(result.comparison.time_scale) else " !"
+    return f"{result.summary.late_s * 1000:.1f}{mark}"
 
 
 def provenance(**more: object) -> dict[str, Any]:

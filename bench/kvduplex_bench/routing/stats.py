@@ -78,6 +78,10 @@ class Summary:
     late_s: float
     lag_s: float
 
+    def believable(self, time_scale: float) -> bool:
+        """Whether the engines kept their times well enough: late by a tenth of the mean TTFT at most."""
+        return self.late_s <= self.ttft_mean_s * time_scale / 10
+
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that `share` of `values` do not exceed; 0 of none."""

@@ -49,6 +49,8 @@ def test_only_the_counted_window_counts() -> None:
     assert found.cached_share == pytest.approx(500 / 800)
     assert found.late_s == pytest.approx(0.1)
     assert found.lag_s == 0.2
+    assert found.believable(1.0)
+    assert not found.believable(0.4)  # at that scale a mean TTFT of 2 s passes in 0.8 s
     assert found.requests_per_s == pytest.approx(2 / 10)
     assert found.output_tokens_per_s == pytest.approx(20 / 10)
 
