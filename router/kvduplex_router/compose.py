@@ -112,9 +112,7 @@ def compose(
     target = FleetTarget(fleet, EngineMaker(config, watchdog=watchdog, clock=clock))
     members, discovery = compose_members(config, target)
     settings = config.conversations
-    local = None if ledger is not None else compose_ledger(config, clock=clock, lease_service=lease_service)
-    if local is not None:
-        LedgerTarget(config, local.ledger).follow(fleet)
+    local = None if ledger else compose_ledger(config, clock=clock, lease_service=lease_service, fleet=fleet)
     kept = local.ledger if local is not None else ledger
     assert kept is not None  # noqa: S101 - one of the two
     conversations = Conversations(fleet=fleet, ledger=kept, reuse=config.reuse, config=settings, clock=clock)
@@ -175,6 +173,8 @@ def compose(
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         own = () if local is None else (local.run, discovery.run)
+        if local is not None:
+            await discovery.look_once()
         try:
             async with _running(prober.run, routing.run, *own):
                 yield
@@ -255,8 +255,9 @@ def compose_ledger(
     *,
     clock: Clock = time.monotonic,
     lease_service: Callable[[str], LeaseService] = AsyncLeaseClient,
+    fleet: Fleet | None = None,
 ) -> LedgerService:
-    """Build the ledger of a router; must run inside the event loop that will use it."""
+    """Build the ledger of a router, which follows `fleet`; must run inside the event loop that will use it."""
     settings = config.conversations
     keeper = LeaseKeeper(ttl_s=settings.lease_ttl_s, clock=clock, connect=lease_service)
     store = MemoryStore(
@@ -266,6 +267,12 @@ def compose_ledger(
         clock=clock,
     )
     local = LocalLedger(store=store, keeper=keeper)
+    target = LedgerTarget(config, local)
+    if fleet is not None:
+        target.follow(fleet)
+    else:
+        for member in configured(config):
+            target.join(CONFIG, member)
     if config.state.url is None:
         return LedgerService(local, keeper, local)
     shared = _shared_ledger(config, config.state.url, local, clock)

@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -117,6 +117,13 @@ def _settings(router: Router, asgi: Front, config: RouterConfig, *, lifespan: Li
     )
 
 
+def _waiting(listener: socket.socket) -> Iterator[socket.socket]:
+    """Connections that wait to be accepted; closing the listener would reset them."""
+    with contextlib.suppress(OSError):
+        while True:
+            yield listener.accept()[0]
+
+
 class _Server(uvicorn.Server):
     """A server for which being told to stop is a normal end, so that the process exits with 0."""
 
@@ -124,6 +131,23 @@ class _Server(uvicorn.Server):
         super().__init__(settings)
         self._feed = feed
         self._closing: asyncio.Task[None] | None = None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop, but serve those first whose connection the kernel has taken already."""
+        taken = [client for listener in sockets or () for client in _waiting(listener)]
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        loop = asyncio.get_running_loop()
+        for client in taken:
+            with contextlib.suppress(OSError):  # it left
+                await loop.connect_accepted_socket(self._protocol, client)
+        await super().shutdown()
+
+    def _protocol(self) -> asyncio.Protocol:
+        make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Told to stop: watchers' streams, which never end by themselves, end now."""

@@ -19,6 +19,8 @@ __all__ = ["CONNECTION", "ClientProtocol", "client_protocol"]
 CONNECTION: Final = "kvduplex.connection"
 """Key of the ASGI scope under which the connection is found."""
 
+_LAST_S: Final = 0.5
+"""Seconds in which a client that had connected must have begun its request when the server stops."""
 _HEAD: Final = b"HTTP/1.1 "
 _CONTINUE: Final = b"HTTP/1.1 100"
 
@@ -38,6 +40,16 @@ class ClientProtocol(HttpToolsProtocol):
         self._header_s = header_s
         self.deadline = NEVER
         self.on_gone: Callable[[], None] | None = None
+        self._last = False
+
+    def shutdown(self) -> None:
+        """The server is told to stop: a client that has only just connected may still ask, once."""
+        asked: object = self.cycle  # None until a first request
+        if asked is None and not self._last:
+            self._last = True
+            self.deadline = min(self.deadline, self.loop.time() + _LAST_S)
+        else:
+            super().shutdown()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected."""
@@ -64,6 +76,8 @@ class ClientProtocol(HttpToolsProtocol):
         """A request head is complete."""
         self.deadline = NEVER
         super().on_headers_complete()
+        if self._last:
+            self.cycle.keep_alive = False
 
     @property
     def takes_chunks(self) -> bool:

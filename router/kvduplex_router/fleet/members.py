@@ -210,10 +210,11 @@ class FleetTarget:
         self._make = make
 
     def join(self, source: str, member: Member) -> None:
-        """See `Target.join`; one that joins a running router is used once it has answered a probe."""
+        """See `Target.join`; one that joins others that serve is used once it has answered a probe."""
         engine = self._make(member.config, member.role, source=source)
         if source != CONFIG:
-            engine.health = EngineHealth.DOWN
+            others = any(each.usable for each in self._fleet.engines if each.role is member.role)
+            engine.health = EngineHealth.DOWN if others else EngineHealth.UNKNOWN
             _log.info("%s engine %s joined, listed by %s", engine.role.value, engine.name, source)
         self._fleet.join(engine)
 

@@ -55,12 +55,13 @@ class HubLink:
         self._roster: Roster | None = None
 
     async def run(self, path: Path, connected: asyncio.Event) -> None:
-        """Connect and read until the hub is gone."""
+        """Connect and read until the hub is gone; `connected` is set once it has said who belongs to the fleet."""
         reader, self._writer = await asyncio.open_unix_connection(path)
-        connected.set()
         try:
             while True:
                 self._handle(decode_from_hub(await read_frame(reader)))
+                if self._roster is not None:
+                    connected.set()
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         finally:

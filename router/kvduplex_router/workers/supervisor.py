@@ -57,6 +57,7 @@ async def _supervise(
 ) -> None:
     service = compose_ledger(config)
     members, discovery = compose_members(config, LedgerTarget(config, service.ledger))
+    await discovery.look_once()
     hub = Hub(service.ledger, members)
     config = config.model_copy(update={"discovery": DiscoveryConfig()})  # workers are told by the hub
     await hub.start(path)
@@ -87,6 +88,8 @@ async def _keep_running(
         process.start()
         await _until_ended(process, stop)
         if stop.is_set():
+            for each in filter(None, (listener, admin)):
+                each.close()  # a copy left open would take connections that nobody serves
             await _end(process, config.timeouts.shutdown_s)
             return
         _log.error("worker %d (pid %s) ended with %s; starting another", index, process.pid, process.exitcode)

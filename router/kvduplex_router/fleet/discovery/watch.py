@@ -34,6 +34,10 @@ class Discovery:
         self._listed: dict[str, dict[str, Member] | None] = {source.name: None for source in sources}
         self._missed: dict[tuple[str, str], int] = {}
 
+    async def look_once(self) -> None:
+        """Look at every source, so that a router which begins to serve knows its engines."""
+        await asyncio.gather(*(self.look(source) for source in self._sources))
+
     async def run(self) -> None:
         """Look until cancelled."""
         try:

@@ -42,7 +42,9 @@ class Load:
 
     async def _ask(self, conversation: str) -> None:
         while self._going:
-            answer = await self.router.client.chat(conversation_id=conversation, stream=len(self.statuses) % 2 == 0)
+            number = len(self.statuses)  # prompts that share nothing, so that every policy spreads them
+            body = {"messages": [{"role": "user", "content": f"{number} {conversation}"}]}
+            answer = await self.router.client.chat(body, stream=number % 2 == 0)
             self.statuses.append(answer.status)
 
     async def end(self) -> list[int]:
@@ -90,14 +92,14 @@ async def test_an_engine_that_joins_is_used_only_once_it_answers(make_cluster: A
     try:
         added = await router.client("/admin/engines", {"url": new.url, "name": "new", "role": "replica"}, KEY)
         assert (added.status, added.json["health"], added.json["usable"]) == (201, "down", False)
-        for _ in range(6):
-            await router.client.chat()
+        for number in range(6):
+            await router.client.chat(tools.chat_body(f"prompt {number}"))
         assert new.requests == []
         new.healthy = True
         await tools.eventually(lambda: router.router.fleet.find("new").usable)
-        for _ in range(6):
-            await router.client.chat()
-        assert len(new.requests) > 1
+        await router.client("/admin/engines/engines0/drain", {}, KEY)
+        assert (await router.client.chat()).status == 200
+        assert len(new.requests) == 1
     finally:
         await new.stop()
 
@@ -265,9 +267,9 @@ async def test_sglang_replicas_serve_and_are_described(make_cluster: Any, tools:
     sglang = await join(router, tools, "replica", "sglang", {"/get_server_info": info, "/metrics": exposition})
     try:
         await tools.eventually(lambda: router.router.fleet.find("sglang").usable)
-        for _ in range(4):
-            assert (await router.client.chat()).status == 200
-        assert len(sglang.requests) == 2
+        await router.client("/admin/engines/engines0/drain", {}, KEY)
+        assert (await router.client.chat()).status == 200
+        assert len(sglang.requests) == 1
         described = (await engines_of(router))["sglang"]
         assert described["traits"] == {
             "server": "sglang", "version": "0.5.6", "model": "/models/m", "block_size": 1, "cache_dtype": None,
