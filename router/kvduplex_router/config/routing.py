@@ -118,7 +118,8 @@ class RoutingConfig(Section):
     """Policies, workload classes and plans.
 
     Attributes:
-        policy: For plain replicas and prefill engines.
+        policy: For plain replicas and prefill engines; when not given, ``prefix`` for the former and
+            ``least_in_flight`` for the latter, which have the decode engines' KV to draw on.
         tokenizer: The served model's folder or its tokenizer.json; prompts are estimated without it.
         weights: For requests of no class.
         boundary: For requests of no class, see `ClassConfig`.
@@ -136,7 +137,7 @@ class RoutingConfig(Section):
         events: The index.
     """
 
-    policy: Policy = Policy.LEAST_IN_FLIGHT
+    policy: Policy | None = None
     tokenizer: Path | None = None
     weights: WeightsConfig = WeightsConfig()
     boundary: Place | Annotated[int, Field(ge=1)] = "previous_turn"

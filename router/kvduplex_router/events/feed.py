@@ -70,6 +70,7 @@ class Feed:
         self._group: int | None = None
         self._held: deque[tuple[int, bytes]] = deque()
         self._replay_until: float | None = None
+        self._replay_start = 0
         self._replay_next = 0
 
     @property
@@ -146,7 +147,7 @@ class Feed:
             return
         self.counts.replays += 1
         self._replay_until = self._clock() + _REPLAY_S
-        self._replay_next = number
+        self._replay_start = self._replay_next = number
         self._ask(number)
 
     def _replay_ended(self) -> None:
@@ -156,7 +157,7 @@ class Feed:
         for number, payload in held:
             if self.replaying:
                 self._held.append((number, payload))
-            elif number >= self._replay_next or number == 0:
+            elif number >= self._replay_next or (number == 0 and self._replay_start):  # the latter began anew
                 self._live(number, payload)
 
     def _give_up(self, why: str) -> None:

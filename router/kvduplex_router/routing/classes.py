@@ -44,11 +44,17 @@ _LOOKS: Final[dict[str, Callable[[Aspects], Any]]] = {
 
 
 class Classifier:
-    """Finds the class: the one a header names, else the first with a rule that holds, else the default."""
+    """Finds the class: the one a header names, else the first with a rule that holds, else the default.
 
-    def __init__(self, config: RoutingConfig) -> None:
-        self.default = Workload(_DEFAULT, config.policy, config.weights, config.boundary, unique=False)
-        self._named = {each.name: _filled(each, config) for each in config.classes}
+    Args:
+        config: The section.
+        policy: What an absent policy stands for.
+    """
+
+    def __init__(self, config: RoutingConfig, policy: Policy) -> None:
+        policy = config.policy or policy
+        self.default = Workload(_DEFAULT, policy, config.weights, config.boundary, unique=False)
+        self._named = {each.name: _filled(each, config, policy) for each in config.classes}
         self._rules = [(_wanted(rule), self._named[each.name]) for each in config.classes for rule in each.match]
 
     @property
@@ -77,7 +83,5 @@ def _wanted(rule: MatchConfig) -> list[tuple[Callable[[Aspects], Any], Any]]:
     return [(_LOOKS[name], value) for name in _LOOKS if (value := getattr(rule, name)) is not None]
 
 
-def _filled(each: ClassConfig, config: RoutingConfig) -> Workload:
-    return Workload(
-        each.name, each.policy or config.policy, each.weights or config.weights, each.boundary, unique=each.unique
-    )
+def _filled(each: ClassConfig, config: RoutingConfig, policy: Policy) -> Workload:
+    return Workload(each.name, each.policy or policy, each.weights or config.weights, each.boundary, unique=each.unique)

@@ -40,7 +40,8 @@ class FactProducer:
         learned: Prompts that were sent to engines.
         recent: The last of those, for which events may not have come yet.
         desks: Figures of engines.
-        count_always: Whether prompts are counted for every request, for plans to be priced.
+        disaggregated: Whether turns are split over prefill and decode engines; then prompts are counted whatever the
+            policy, for plans to be priced.
     """
 
     def __init__(
@@ -52,16 +53,17 @@ class FactProducer:
         learned: LearnedPrefixes,
         recent: LearnedPrefixes,
         desks: Desks,
-        count_always: Callable[[], bool],
+        disaggregated: Callable[[], bool],
     ) -> None:
-        self._classifier = Classifier(config)
+        self._whole = Classifier(config, Policy.PREFIX)
+        self._split = Classifier(config, Policy.LEAST_IN_FLIGHT)
+        self._disaggregated = disaggregated
         self._min_tokens = config.min_tokens
         self._tokeniser = tokeniser
         self._index = index
         self._learned = learned
         self._recent = recent
         self._desks = desks
-        self._count_always = count_always
 
     async def facts(
         self, kind: ApiKind, body: Body, *, tenant: str, conversation_id: str | None, named: str | None
@@ -75,9 +77,10 @@ class FactProducer:
             conversation_id: The client's name for the conversation.
             named: The class that a header names.
         """
-        workload = self._classifier.default
+        classifier = self._split if self._disaggregated() else self._whole
+        workload = classifier.default
         try:
-            workload = self._classifier.classify(named, lambda: _aspects(kind, body, tenant))
+            workload = classifier.classify(named, lambda: _aspects(kind, body, tenant))
             return await self._found(workload, kind, body, tenant=tenant, conversation_id=conversation_id)
         except BadRequestError:  # a member that is not JSON: the engine says so
             return Facts(workload)
@@ -89,17 +92,19 @@ class FactProducer:
         session = None
         if policy is not Policy.LEAST_IN_FLIGHT and policy is not Policy.ROUND_ROBIN and not workload.unique:
             session = session_key(kind, body, tenant=tenant, conversation_id=conversation_id)
-        if policy in _UNCOUNTED and not self._count_always():
+        if policy in _UNCOUNTED and not (self._tokeniser.exact and self._disaggregated()):
             return Facts(workload, session=session)
         prompt = await self._tokeniser.prompt(kind, body)
-        if policy in _UNCOUNTED or workload.unique or prompt.count < self._min_tokens:
+        if policy in _UNCOUNTED:
             return Facts(workload, prompt=prompt, session=session)
+        if workload.unique or prompt.count < self._min_tokens:
+            return Facts(workload, prompt=prompt)
         return self.looked_up(workload, prompt, session)
 
     @property
     def default(self) -> Workload:
         """The class of requests that belong to none."""
-        return self._classifier.default
+        return self._whole.default
 
     def looked_up(self, workload: Workload, prompt: Prompt, session: int | None) -> Facts:
         """Facts of a prompt, with what engines hold of it."""

@@ -77,7 +77,7 @@ class RoutingService:
         self.picker = PolicyPicker(rosters, bounded_load=config.bounded_load)
         self._producer = FactProducer(
             config, tokeniser=self.tokeniser, index=self.index, learned=self.learned, recent=self.recent,
-            desks=self.desks, count_always=lambda: self._fleet.disaggregated and self.tokeniser.exact,
+            desks=self.desks, disaggregated=lambda: self._fleet.disaggregated,
         )  # fmt: skip
         self._events = EventService(self.index, trust=self._trust, wanted=self._publishers, clock=clock)
         self._listens = config.uses(Policy.KV_EVENTS)
