@@ -100,7 +100,7 @@ docs: setup ## Build the documentation, strictly, into site/
 docs-serve: setup ## Read the documentation in a browser while writing it
 	$(BIN)/mkdocs serve -f .mkdocs.yml
 
-bench: setup ## The multi-turn benchmark on this machine's CPUs, with report, in .bench/ (25 minutes; ARGS=--quick: 3)
+bench: setup ## The multi-turn benchmark on this machine's CPUs, with report, in .bench/ (20 minutes; ARGS=--quick: 3)
 	$(BIN)/kvduplex bench multiturn --serve cpu --report $(ARGS)
 
 bench-smoke: setup ## Turn 2 with and without reuse, side by side on real engines

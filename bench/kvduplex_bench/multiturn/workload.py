@@ -132,8 +132,8 @@ class Workload:
 PUBLISHED: Final = Workload()
 """As published with vLLM's bidirectional transfer; for accelerators."""
 
-CPU: Final = Workload(conversations=1, turns=3, answer_tokens=96, clients=1, active=1)
-"""What two CPU cores play in 25 minutes: the same prefixes, one conversation at a time."""
+CPU: Final = Workload(conversations=1, turns=3, answer_tokens=200, clients=1, active=1)
+"""What two CPU cores play in about 20 minutes: the same prefixes, one conversation at a time."""
 
 QUICK: Final = Workload(
     conversations=1, turns=2, answer_tokens=96, clients=1, active=1, prefixes=(2_000, 8_000), repeats=1

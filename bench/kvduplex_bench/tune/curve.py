@@ -47,7 +47,8 @@ def _drawn(computed: Sequence[Sample], read: Sequence[Sample], costs: tuple[Comp
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     figure.get_layout_engine().set(rect=(0, 0.035, 1, 0.965))  # type: ignore[union-attr, call-arg]
     axes = figure.subplots()
-    tokens = np.geomspace(8, max(sample.tokens for sample in (*computed, *read)), 200)
+    lengths = [sample.tokens for sample in (*computed, *read)]
+    tokens = np.geomspace(min(lengths) / 2, max(lengths), 200)
     slow, fast = ARMS[Arm.OFF], ARMS[Arm.ON]
     axes.plot(tokens, [compute.saved_s(n) * 1e3 for n in tokens], color=slow.colour, label="compute, without the step")
     axes.plot(tokens, [reading.seconds(n) * 1e3 for n in tokens], color=fast.colour, ls="--", label="read from decode")
