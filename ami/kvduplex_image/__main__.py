@@ -21,7 +21,7 @@ from kvduplex_image.imagebuilder import components, image_recipe
 from kvduplex_image.packer import packer_plugins, packer_template
 from kvduplex_image.publish import publish as publish_image
 from kvduplex_image.recipe import Flavour, ImageRecipe, load_recipe
-from kvduplex_image.requirements import closure, hashed_requirements, wheel_hashes
+from kvduplex_image.requirements import check_installed, closure, hashed_requirements, wheel_hashes
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ OutFolder = Annotated[Path, typer.Option(help="Folder to write into.")]
 @app.command()
 def wheels(recipe_file: RecipeFile, folder: Annotated[Path, typer.Option(help="Where wheels are kept.")]) -> None:
     """Download the wheels that the image's requirements are pinned by; needs the engine environment (`make setup`)."""
-    _download(folder, closure("kvduplex", _extras(load_recipe(recipe_file))))
+    _download(folder, _pins(_extras(load_recipe(recipe_file))))
 
 
 @app.command()
@@ -46,7 +46,7 @@ def bundle(
 ) -> None:
     """Build kvduplex's wheel and the bundle; write them, the requirements and `build.json`, which the others read."""
     recipe = load_recipe(recipe_file)
-    pins = closure("kvduplex", _extras(recipe))
+    pins = _pins(_extras(recipe))
     made = make_bundle(
         recipe,
         parent_image=parent or resolve_parent(recipe),
@@ -104,7 +104,7 @@ def container(
 ) -> None:
     """Write the folder that the router's container is built in."""
     base = check_base(base)
-    pins = closure("kvduplex", EXTRAS)
+    pins = _pins(EXTRAS)
     _download(folder, pins)
     requirements = hashed_requirements(pins, wheel_hashes(folder, pins))
     with tempfile.TemporaryDirectory() as made:
@@ -148,6 +148,11 @@ def main() -> None:
     except ImageError as error:
         sys.stderr.write(f"kvduplex_image: {error}\n")
         sys.exit(2)
+
+
+def _pins(extras: tuple[str, ...]) -> Mapping[str, str]:
+    check_installed(ROOT / "pyproject.toml", extras)
+    return closure("kvduplex", extras)
 
 
 def _download(folder: Path, pins: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
@@ -12,7 +13,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from kvduplex_image.checksums import sha256_of
 from kvduplex_image.errors import ImageError
 
-__all__ = ["KEPT_OUT", "closure", "hashed_requirements", "wheel_hashes"]
+__all__ = ["KEPT_OUT", "check_installed", "closure", "hashed_requirements", "wheel_hashes"]
 
 KEPT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec", "nixl-cu13"})
 """Packages that requirements name but an image must not have.
@@ -42,6 +43,23 @@ def closure(root: str, extras: Iterable[str]) -> Mapping[str, str]:
         pins[name] = found.version
         todo += _requirements(found, set(requirement.extras))
     return dict(sorted(pins.items()))
+
+
+def check_installed(project: Path, extras: Iterable[str]) -> None:
+    """Refuse an environment that was made before `project` (a ``pyproject.toml``) asked for what it asks for now.
+
+    `closure` reads what is installed, and would leave out what was added since.
+
+    Raises:
+        ImageError: A requirement of the project or of one of `extras` is unknown to the installed package.
+    """
+    table = tomllib.loads(project.read_text())["project"]
+    asked = [*table["dependencies"], *(line for extra in extras for line in table["optional-dependencies"][extra])]
+    known = {_key(Requirement(text)) for text in _installed(table["name"], "asked for").requires or ()}
+    if missing := sorted(text for text in asked if _key(Requirement(text)) not in known):
+        raise ImageError(
+            f"{project}: asks for {', '.join(missing)}, which this environment was made without; run `make setup`"
+        )
 
 
 def hashed_requirements(pins: Mapping[str, str], hashes: Mapping[str, Iterable[str]]) -> str:
@@ -82,6 +100,10 @@ def _installed(name: str, why: str) -> Distribution:
         raise ImageError(
             f"{name} ({why}) is not installed here; run `make setup` and build the image from it"
         ) from error
+
+
+def _key(requirement: Requirement) -> tuple[str, str]:
+    return canonicalize_name(requirement.name), str(requirement.specifier)
 
 
 def _requirements(found: Distribution, extras: set[str]) -> list[Requirement]:

@@ -8,7 +8,7 @@ import pytest
 
 from kvduplex_image.container import DOCKERFILE, EXTRAS, check_base, write_context
 from kvduplex_image.errors import ImageError
-from kvduplex_image.requirements import closure
+from kvduplex_image.requirements import check_installed, closure
 
 REQUIREMENTS = f"msgspec==0.23.0 --hash=sha256:{'0' * 64}\n"
 
@@ -45,6 +45,14 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, wheel: Path) -
     with pytest.raises(ImageError, match="holds something else"):
         write_context(tmp_path, wheel=wheel, requirements=REQUIREMENTS)
     assert wheel.exists()
+
+
+def test_an_environment_older_than_the_project_is_refused(tmp_path: Path) -> None:
+    project = tmp_path / "pyproject.toml"
+    extra = '[project.optional-dependencies]\nrouter = ["uvloop>=0.21", "brand-new>=1"]\n'
+    project.write_text(f'[project]\nname = "kvduplex"\ndependencies = ["pydantic>=2.10"]\n{extra}')
+    with pytest.raises(ImageError, match=r"asks for brand-new>=1, .*run `make setup`"):
+        check_installed(project, ["router"])
 
 
 def test_a_router_needs_no_engine() -> None:
