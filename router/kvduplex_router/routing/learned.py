@@ -26,9 +26,10 @@ _TIDIED: Final = 64
 class _Memory:
     """One engine's generations: young, old, dying; of each its bit and the units that have it."""
 
-    __slots__ = ("bits", "units")
+    __slots__ = ("bits", "engine", "units")
 
-    def __init__(self, slot: int) -> None:
+    def __init__(self, engine: str, slot: int) -> None:
+        self.engine = engine
         self.bits = [_GENERATIONS * slot + generation for generation in range(_GENERATIONS)]
         self.units: list[array[int]] = [array("Q") for _ in range(_GENERATIONS)]
 
@@ -67,12 +68,18 @@ class LearnedPrefixes:
                 self.full += 1
                 return
             slot = self._free.pop()
-            memory = self._memories[engine] = _Memory(slot)
-            self._by_bit.update(dict.fromkeys(memory.bits, engine))
+            memory = self._memories[engine] = _Memory(engine, slot)
+            self._by_bit.update(dict.fromkeys(memory.bits[:-1], engine))
         self._clear(memory, -1, 2 * len(units) + _TIDIED)
         self._enter(memory, units)
         if len(memory.units[0]) >= self._generation:
             self._turn(memory)
+
+    def age(self) -> None:
+        """All engines begin a new generation; what was not sent for two of them is forgotten."""
+        for memory in self._memories.values():
+            if any(memory.units):
+                self._turn(memory)
 
     def overlaps(self, units: Sequence[int]) -> dict[str, int]:
         """Leading units of a prompt that each engine was sent before."""
@@ -89,7 +96,7 @@ class LearnedPrefixes:
         if memory is None:
             return
         for generation, bit in enumerate(memory.bits):
-            del self._by_bit[bit]
+            self._by_bit.pop(bit, None)
             self._clear(memory, generation, len(memory.units[generation]))
         self._free.append(min(memory.bits) // _GENERATIONS)
 
@@ -110,6 +117,8 @@ class LearnedPrefixes:
         self._clear(memory, -1, len(memory.units[-1]))
         memory.bits = [memory.bits[-1], *memory.bits[:-1]]
         memory.units = [memory.units[-1], *memory.units[:-1]]
+        self._by_bit[memory.bits[0]] = memory.engine
+        del self._by_bit[memory.bits[-1]]
 
     def _clear(self, memory: _Memory, generation: int, budget: int) -> None:
         """Take up to `budget` units out of a generation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -31,7 +32,8 @@ from kvduplex_router.tokens.tokeniser import Tokeniser
 __all__ = ["RoutingService"]
 
 _log = logging.getLogger("kvduplex.router.routing")
-_RECENT_TOKENS: Final = 65_536
+_RECENT_TOKENS: Final = 262_144
+_RECENT_ROUNDS: Final = 4  # prompts count as held for two to four seconds until events say so
 _LOOK_S: Final = 0.5
 
 
@@ -216,9 +218,12 @@ class RoutingService:
     async def _forget_forever(self) -> None:
         """Drop what is known of engines that left; twice gone in a row, so that one that comes back keeps it."""
         known: set[str] = set()
+        rounds = itertools.count(1)
         while True:
             await asyncio.sleep(_LOOK_S)
             self.desks.judge(self._fleet.engines)
+            if next(rounds) % _RECENT_ROUNDS == 0:
+                self.recent.age()
             now = {engine.name for engine in self._fleet.engines}
             for name in known - now:
                 self._lost_all(name)

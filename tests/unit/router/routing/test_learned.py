@@ -42,6 +42,21 @@ def test_the_least_recently_used_is_forgotten_and_what_is_used_stays() -> None:
     assert len(learned) <= 80 + 40, "two generations, and a dying one"
 
 
+def test_what_was_not_sent_for_two_generations_is_forgotten() -> None:
+    learned = memory()
+    learned.sent("a", prompt(1))
+    learned.sent("b", prompt(2))
+    learned.age()
+    learned.sent("a", prompt(1))
+    learned.age()
+    assert learned.overlaps(prompt(2)) == {}
+    assert learned.overlaps(prompt(1)) == {"a": 4}
+    learned.age()
+    assert learned.overlaps(prompt(1)) == {}
+    learned.age()
+    assert len(learned) == 0
+
+
 def test_forgetting_an_engine_gives_its_place_to_another() -> None:
     learned = memory(engines=2)
     for i in range(20):
