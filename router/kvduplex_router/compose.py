@@ -196,7 +196,7 @@ def compose(
     )
     view = fleet_view or LocalView(metrics, members)
     operations = operations_router(fleet, view, engine_headers=engine_headers)
-    feed = Feed(fleet, view.metrics, clock=clock, version=_version())
+    feed = Feed(fleet, view.metrics, clock=clock, version=_version(), troubles=lambda: doctor.troubles(fleet.kv_usages))
     admins = (admin_router(fleet, members, view), receipts_router(receipts))
     routers = (operations, *admins, hits_router(doctor, fleet, workers=config.workers), dashboard_router(feed))
     app = build_app(endpoints=endpoints, routers=routers, lifespan=lifespan, version=_version())

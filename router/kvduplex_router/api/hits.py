@@ -18,7 +18,7 @@ def hits_router(doctor: HitDoctor, fleet: Fleet, *, workers: int) -> APIRouter:
 
     @router.get("/hit-rate", summary="What the cached share of prompts suffers from, by workload class")
     async def hit_rate() -> dict[str, Any]:
-        usages = {e.name: e.load.kv_usage for e in fleet.engines if e.load is not None and e.load.kv_usage is not None}
+        usages = fleet.kv_usages
         classes = [as_builtins(each, doctor.prompts.usual(each.workload)) for each in doctor.diagnoses(usages)]
         return {"classes": classes, "kv_usage": usages, "of_workers": workers}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import orjson
@@ -32,6 +32,7 @@ class Feed:
         clock: Monotonic seconds.
         interval_s: Between looks.
         version: Of the router.
+        troubles: What hit rates suffer from, by class, in words.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class Feed:
         clock: Clock,
         interval_s: float = 2.0,
         version: str = "",
+        troubles: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        self._troubles = troubles
         self._fleet = fleet
         self._metrics = metrics
         self._clock = clock
@@ -109,6 +112,7 @@ class Feed:
             "ready": not self._fleet.missing(),
             "missing": self._fleet.missing(),
             **summary(now, before),
+            "troubles": self._troubles(),
             "engines": [_engine(engine, in_flight.get(engine.name)) for engine in self._fleet.engines],
         }
 

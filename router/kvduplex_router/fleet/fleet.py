@@ -106,6 +106,12 @@ class Fleet:
             return self.decode
         return [each for each in self.decode if any(p.usable for p in self.partners(each))] or self.decode
 
+    @property
+    def kv_usages(self) -> dict[str, float]:
+        """Part of its KV cache that an engine uses, by engine, of those that say."""
+        said = ((engine.name, engine.load.kv_usage) for engine in self.engines if engine.load is not None)
+        return {name: usage for name, usage in said if usage is not None}
+
     def missing(self) -> list[str]:
         """Roles without an engine that answered its last probe, each as a sentence; empty when ready."""
         roles = [(EngineRole.PREFILL, self.prefill), (EngineRole.DECODE, self.decode)]

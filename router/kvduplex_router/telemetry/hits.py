@@ -202,6 +202,11 @@ class HitDoctor:
             found.append(diagnose(workload, recent, earlier, self.prompts.usual(workload), kv_usages))
         return found
 
+    def troubles(self, kv_usages: Mapping[str, float]) -> dict[str, str]:
+        """In words, for the classes that suffer from something known."""
+        known = (Cause.PROMPT_STRUCTURE, Cause.ROUTING, Cause.MEMORY_PRESSURE)
+        return {each.workload: each.because for each in self.diagnoses(kv_usages) if each.cause in known}
+
     def _now(self, workload: str) -> Counts:
         number = int(self._clock() / _BUCKET_S)
         buckets = self._buckets.get(workload)

@@ -145,13 +145,20 @@ NAME = "decode-old" if "KVDUPLEX_SCREENSHOTS" in os.environ else "<b>odd</b>"
 SIZES = {"wide": {"width": 1180, "height": 900}, "phone": {"width": 390, "height": 844}}
 
 
+def fresh_prompts(_completion: int = 1) -> dict[str, Any]:
+    """What an engine counts of long prompts of which little is cached."""
+    details = {"cached_tokens": 300}
+    return {"prompt_tokens": 1000, "completion_tokens": 1, "total_tokens": 1001, "prompt_tokens_details": details}
+
+
 async def test_the_page_in_a_browser(make_cluster: Any, key: Any, browser: Any, tools: Any, tmp_path: Path) -> None:
-    router = await make_cluster(prefill=2, decode=2, **key)
+    router = await make_cluster(prefill=2, decode=2, routing={"policy": "prefix"}, **key)
     for engine, use in zip(
         [*router.prefill, *router.decode], ("", "vllm:kv_cache_usage_perc 0.32\n", "vllm:kv_cache_usage_perc 0.91\n",
         "vllm:kv_cache_usage_perc 0.64\n"), strict=True,
     ):  # fmt: skip
         engine.facts = facts(32, use)
+        engine.usage = fresh_prompts
     for engine in router.router.fleet.engines:
         engine.traits = None  # it is asked again
     odd = tools.Engine("odd")
@@ -180,6 +187,8 @@ async def test_the_page_in_a_browser(make_cluster: Any, key: Any, browser: Any, 
                 await router.client.chat(tools.chat_body(*history), conversation_id=f"c{conversation}", stream=True)
             await asyncio.sleep(float(os.environ.get("KVDUPLEX_SCREENSHOT_PACE_S", "0")))  # for curves in the docs
         await page.locator("#plans").get_by_text("pull").wait_for(timeout=10_000)
+        doctor_says = page.locator("#classes").get_by_text("of prompt tokens were held by no engine")
+        await doctor_says.wait_for(timeout=10_000)
         engines = page.locator("#engines tr")
         await page.get_by_text("left out").wait_for(timeout=10_000)
         assert await engines.count() == 5
