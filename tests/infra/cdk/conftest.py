@@ -45,7 +45,7 @@ def synth(tmp_path_factory: pytest.TempPathFactory) -> Synth:
     """Synthesise a shipped cluster, with some keys changed; the same request is answered from the first run."""
     known: dict[str, Path] = {}
 
-    def make(name: str, **changes: object) -> Path:
+    def make(name: str, /, **changes: object) -> Path:
         key = f"{name}{sorted(changes.items(), key=str)}"
         if key not in known:
             folder = tmp_path_factory.mktemp(name)
@@ -62,4 +62,4 @@ def synth(tmp_path_factory: pytest.TempPathFactory) -> Synth:
 @pytest.fixture(scope="session")
 def assembly(synth: Synth) -> Callable[..., Assembly]:
     """The templates of a shipped cluster, with some keys changed."""
-    return lambda name, **changes: Assembly.of_folder(synth(name, **changes))
+    return lambda name, /, **changes: Assembly.of_folder(synth(name, **changes))

@@ -17,6 +17,8 @@ import boto3
 import pytest
 import yaml
 
+from kvduplex.node.document import load_node
+
 pytestmark = [pytest.mark.infra, pytest.mark.timeout(300)]
 HERE = Path(__file__).parent
 CDK = Path(__file__).parents[3] / ".cache" / "cdk" / "node_modules" / ".bin" / "cdk"
@@ -170,3 +172,26 @@ def test_cpu_smoke_is_created_behind_an_internal_door_and_then_updated(aws: Aws,
 
     aws.deploy(synth("cpu-smoke", budget={"monthly_usd": 5000, "emails": ["ops@example.com"]}))
     assert stacks(aws, "kvduplex-cpu")["observability"] == "UPDATE_COMPLETE"
+
+
+def test_routers_in_containers_are_created_in_place_of_machines(aws: Aws, synth: Callable[..., Path]) -> None:
+    image = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/kvduplex-router@sha256:{'0' * 64}"
+    router = {"platform": "ecs", "count": 2, "container": {"image": image}}
+    aws.deploy(synth("cpu-smoke", name="kvduplex-box", router=router))
+    assert stacks(aws, "kvduplex-box") == dict.fromkeys(PARTS, "CREATE_COMPLETE")
+    assert {name for name in groups(aws) if "box" in name} == {"kvduplex-box-prefill", "kvduplex-box-decode"}
+    ecs = aws.client("ecs")
+    (service,) = ecs.describe_services(cluster="kvduplex-box-router", services=["kvduplex-box-router"])["services"]
+    assert service["desiredCount"] == 2
+    task = ecs.describe_task_definition(taskDefinition=service["taskDefinition"])["taskDefinition"]
+    containers = {container["name"]: container for container in task["containerDefinitions"]}
+    assert {container["image"] for container in containers.values()} == {image}
+    (variable,) = containers["router"]["environment"]
+    node = load_node(variable["value"])
+    assert node.state.url == "valkeys://kvduplex-router@valkey.local:6379"
+    secrets = aws.client("secretsmanager")
+    for source in (node.keys.clients, node.keys.engines, node.state.password):
+        assert source is not None
+        secret = secrets.get_secret_value(SecretId=source.secret)["SecretString"]
+        assert secret
+        assert secret not in variable["value"]
