@@ -22,7 +22,7 @@ export PYTHON TORCH_INDEX
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-base setup-neuron setup-gpu serve-cpu serve-neuron serve-gpu router doctor test test-fast test-e2e test-soak test-image setup-infra test-infra synth \
 	lint types imports docs docs-serve \
-	bench bench-smoke bench-router bench-routing bench-simulate lock clean
+	bench bench-smoke bench-router bench-routing bench-decisions bench-simulate lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -114,6 +114,10 @@ bench-routing: ## Routing policies beside vllm-router's over simulated engines: 
 	@.make/setup.sh $(VENV) any
 	@[ -x .venv-peer/bin/vllm-router ] || { $(BIN)/python -m venv .venv-peer && .venv-peer/bin/pip install -q vllm-router==0.1.17; }
 	$(BIN)/kvduplex bench routing --peer .venv-peer/bin/vllm-router --output .bench/routing $(ARGS)
+
+bench-decisions: ## CPU time of routing decisions, and memory of the block index: make bench-decisions ARGS="--engines 64"
+	@.make/setup.sh $(VENV) any
+	$(BIN)/python -m kvduplex_router.routing.timing $(ARGS)
 
 bench-simulate: ## Fleets in virtual time, from timing profiles: make bench-simulate ARGS="--study ttl"
 	@.make/setup.sh $(VENV) any
