@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ __all__ = ["Endpoints", "EventService"]
 Endpoints = tuple[str, str | None]
 """``HOST:PORT`` of an engine's publisher, and of its replays."""
 
+_log = logging.getLogger("kvduplex.router.events")
 _TICK_S: Final = 0.5
 _BUSY_S: Final = 0.02
 _TIDIED: Final = 5_000
@@ -65,7 +67,10 @@ class EventService:
         """Follow until cancelled."""
         try:
             while True:
-                self.reconcile()
+                try:
+                    self.reconcile()
+                except Exception:  # noqa: BLE001 - a task boundary: one engine's address must not end the events of all
+                    _log.exception("following engines' events failed; trying again")
                 await asyncio.sleep(_BUSY_S if self._index.tidy(_TIDIED) else _TICK_S)
         finally:
             self.close()

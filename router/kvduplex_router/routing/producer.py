@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -23,6 +24,7 @@ from kvduplex_router.tokens.tokeniser import Tokeniser
 
 __all__ = ["FactProducer", "session_key"]
 
+_log = logging.getLogger("kvduplex.router.routing")
 _MESSAGES: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _LEADING: Final = (b'"system"', b'"developer"')
 _HEAD_MAX: Final = 8
@@ -83,6 +85,10 @@ class FactProducer:
             workload = classifier.classify(named, lambda: _aspects(kind, body, tenant))
             return await self._found(workload, kind, body, tenant=tenant, conversation_id=conversation_id)
         except BadRequestError:  # a member that is not JSON: the engine says so
+            return Facts(workload)
+        except Exception as error:  # noqa: BLE001 - a request boundary: no turn fails for want of facts
+            # What an error says could hold text of the request, so only its kind is logged.
+            _log.error("facts of a request could not be worked out, so load alone counts: %s", type(error).__name__)
             return Facts(workload)
 
     async def _found(

@@ -94,7 +94,7 @@ class Rosters:
         self._clock = clock
         self._kv = saturated_kv
         self._waiting = saturated_waiting
-        self._kept: dict[int, tuple[float, int, Roster]] = {}
+        self._kept: dict[int, tuple[float, int, Sequence[Engine], Roster]] = {}
 
     def of(self, candidates: Sequence[Engine], excluded: frozenset[str]) -> Roster:
         """Usable candidates with a free place, without saturated ones unless all are."""
@@ -102,10 +102,10 @@ class Rosters:
             return self._made(candidates, excluded)
         now = self._clock()
         kept = self._kept.get(id(candidates))
-        if kept is not None and now < kept[0] and kept[1] == len(candidates):
-            return kept[2]
+        if kept is not None and now < kept[0] and kept[1] == len(candidates) and kept[2] is candidates:
+            return kept[3]
         roster = self._made(candidates, excluded)
-        self._kept[id(candidates)] = (now + _KEPT_S, len(candidates), roster)
+        self._kept[id(candidates)] = (now + _KEPT_S, len(candidates), candidates, roster)
         return roster
 
     def forget(self) -> None:

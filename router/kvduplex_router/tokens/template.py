@@ -21,7 +21,9 @@ __all__ = ["ChatTemplate"]
 
 Message = Mapping[str, Any]
 
-_TEMPLATE_FAULTS: Final = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+_TEMPLATE_FAULTS: Final = (
+    jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
 
 
 class ChatTemplate:
