@@ -59,6 +59,7 @@ class SharedLedger:
         self._where = where
         self._writing: dict[bytes, asyncio.Task[None]] = {}
         self._names: dict[str, LeaseName] = {}
+        self._total: int | None = None
         self._errors_in_row = 0
         self._failures = 0
         self._down = asyncio.Event()
@@ -99,6 +100,8 @@ class SharedLedger:
     def counts_now(self) -> Mapping[str, float]:
         """`counts` without a wait."""
         shared = {"state_up": float(self.up), "state_failures": float(self._failures)}
+        if self._total is not None:
+            shared["shared_leases"] = float(self._total)
         return {**self._local.counts_now(), **shared}
 
     def set_endpoint(self, engine: str, endpoint: str | None) -> None:
@@ -108,7 +111,8 @@ class SharedLedger:
     async def due(self) -> list[HeldLease]:
         """Leases that this router is to renew now, whoever made them."""
         found = await self._tried("renew", self._store.due(_BATCH)) if self.up else None
-        self._names = {name.lease: name for name in found or ()}
+        self._total = None if found is None else found.total
+        self._names = {} if found is None else {name.lease: name for name in found.leases}
         ends = ((name.lease, self._local.endpoint(name.engine)) for name in self._names.values())
         return [HeldLease(lease, endpoint) for lease, endpoint in ends if endpoint is not None]
 

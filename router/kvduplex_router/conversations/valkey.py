@@ -22,7 +22,7 @@ from valkey.exceptions import ValkeyError
 from kvduplex_router.config.state import StateConfig
 from kvduplex_router.conversations.reference import Reference
 
-__all__ = ["Found", "LeaseName", "SharedStore", "StateError", "StateTimeout", "ValkeyStore"]
+__all__ = ["Due", "Found", "LeaseName", "SharedStore", "StateError", "StateTimeout", "ValkeyStore"]
 
 StateError: Final = (ValkeyError, OSError, TimeoutError)
 """What a server that is gone, slow or broken makes its client raise."""
@@ -76,8 +76,8 @@ redis.call('SET', KEYS[1], member .. '\\n' .. ARGV[1], 'PX', ARGV[2])
 return gone
 """
 
-# KEYS: renewal set. ARGV: ms to the next renewal, how many at most. Returns members that are due; what was renewed long
-# enough leaves the set.
+# KEYS: renewal set. ARGV: ms to the next renewal, how many at most. Returns how many the set has, and members that are
+# due; what was renewed long enough leaves the set.
 _DUE: Final = """
 local now = redis.call('TIME'); now = now[1] * 1000 + math.floor(now[2] / 1000)
 local found = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[2])
@@ -90,7 +90,7 @@ for _, member in ipairs(found) do
     live[#live + 1] = member
   end
 end
-return live
+return {redis.call('ZCARD', KEYS[1]), live}
 """
 
 
@@ -129,6 +129,18 @@ class Found(msgspec.Struct, frozen=True):
     lost: bool
 
 
+class Due(msgspec.Struct, frozen=True):
+    """Leases to renew now.
+
+    Attributes:
+        leases: Those that fall to the caller.
+        total: All that are renewed, by whomever.
+    """
+
+    leases: Sequence[LeaseName]
+    total: int
+
+
 class SharedStore(Protocol):
     """References that several routers share; every operation may raise any of `StateError`."""
 
@@ -138,7 +150,7 @@ class SharedStore(Protocol):
     async def put(self, key: bytes, reference: Reference, keep_s: float) -> LeaseName | None:
         """Store a reference and have its lease renewed for `keep_s`; returns the displaced one's lease."""
 
-    async def due(self, limit: int) -> Sequence[LeaseName]:
+    async def due(self, limit: int) -> Due:
         """Leases whose renewal falls to the caller now."""
 
     async def lost(self, leases: Sequence[LeaseName]) -> None:
@@ -188,10 +200,10 @@ class ValkeyStore:
         answer = await self._put(keys=[self._key(key), self._renewals], args=[payload, self._life_ms, name, *times])
         return LeaseName.parse(answer)
 
-    async def due(self, limit: int) -> Sequence[LeaseName]:
+    async def due(self, limit: int) -> Due:
         """See `SharedStore.due`."""
-        answer = await self._due(keys=[self._renewals], args=[self._every_ms, limit])
-        return [name for name in map(LeaseName.parse, answer) if name is not None]
+        total, members = await self._due(keys=[self._renewals], args=[self._every_ms, limit])
+        return Due([name for name in map(LeaseName.parse, members) if name is not None], total)
 
     async def lost(self, leases: Sequence[LeaseName]) -> None:
         """See `SharedStore.lost`."""

@@ -65,7 +65,7 @@ def summary(now: Sample, before: Sample | None) -> dict[str, Any]:
         "workers": now.total("workers"),
         "state_up": now.total("state_up"),
         "references": now.total("references"),
-        "leases_renewed": now.total("leases_renewed"),
+        "leases_renewed": now.total("leases_renewed" if now.total("shared_leases") is None else "shared_leases"),
         "turns_per_s": _rate(now, before, "turns_total"),
         "outcomes": _increases(now, before, "turns_total", "outcome"),
         "plans": _increases(now, before, "turns_total", "plan"),

@@ -167,6 +167,7 @@ async def test_another_router_renews_what_one_that_ended_had_made(
     await first.client.chat(conversation_id="c")
     await stored(server, tools, 1)
     await first.stop_router()
+    await tools.eventually(lambda: second.metric("shared_leases") == 1)
     lease = named(second)[0]
     end = time.monotonic() + 2 * TTL_S
     while time.monotonic() < end:  # far beyond the life of a lease that nobody renews
