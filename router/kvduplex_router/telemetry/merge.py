@@ -13,7 +13,7 @@ _STATES: Final = frozenset(
     f"kvduplex_router_{name}"
     for name in (
         "engine_up", "breaker_open", "engine_shut", "engine_incompatible", "engine_running", "engine_waiting",
-        "engine_kv_usage", "discovery_failing", "events_trusted", "index_blocks",
+        "engine_kv_usage", "discovery_failing", "events_trusted", "index_blocks", "prefill_token_seconds",
     )
 )  # fmt: skip
 """Facts about an engine rather than amounts of this process: the largest counts, not the sum."""
