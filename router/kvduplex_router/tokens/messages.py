@@ -50,8 +50,12 @@ class Chat:
         self.special_tokens = special_tokens
 
 
-def chat_of(body: Body) -> Chat:
+def chat_of(body: Body, *, parts: bool = False) -> Chat:
     """The chat in a body of ``/v1/chat/completions``.
+
+    Args:
+        body: The body.
+        parts: Whether content goes to the template as a list of parts.
 
     Raises:
         NotRenderableError: Its prompt cannot be worked out here.
@@ -64,7 +68,7 @@ def chat_of(body: Body) -> Chat:
     arguments = body.get("chat_template_kwargs")
     generation_prompt = body.get("add_generation_prompt")
     return Chat(
-        [_message(each) for each in messages],
+        [_message(each, parts=parts) for each in messages],
         _tools(body.get("tools")),
         generation_prompt=generation_prompt is None or bool(generation_prompt),
         arguments={**_effort(body), **arguments} if isinstance(arguments, dict) else _effort(body),
@@ -77,13 +81,16 @@ def _effort(body: Body) -> dict[str, Any]:
     return {} if effort is None else {"reasoning_effort": effort}
 
 
-def _message(value: Any) -> dict[str, Any]:
+def _message(value: Any, *, parts: bool) -> dict[str, Any]:
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise NotRenderableError("shape")
     role = value["role"]
     if role == "developer":
         raise NotRenderableError("content", "a developer message")
-    message: dict[str, Any] = {"role": role, "content": _content(value.get("content"))}
+    texts = _texts(value.get("content"))
+    listed = parts and role != "tool"
+    content: Any = [{"type": "text", "text": text} for text in texts] if listed else "\n".join(texts)
+    message: dict[str, Any] = {"role": role, "content": content}
     for name in _KEPT:
         if isinstance(value.get(name), str):
             message[name] = value[name]
@@ -97,14 +104,14 @@ def _message(value: Any) -> dict[str, Any]:
     return message
 
 
-def _content(value: Any) -> str:
+def _texts(value: Any) -> list[str]:
     if value is None:
-        return ""
+        return []
     if isinstance(value, str):
-        return value
+        return [value]
     if not isinstance(value, list):
         raise NotRenderableError("shape")
-    return "\n".join(map(_part, value))
+    return [_part(part) for part in value]
 
 
 def _part(value: Any) -> str:

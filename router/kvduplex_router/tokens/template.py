@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 import jinja2
 import jinja2.ext
+from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvduplex_router.tokens.errors import NotRenderableError
@@ -35,6 +36,10 @@ class ChatTemplate:
 
     Raises:
         ValueError: The text is not a template.
+
+    Attributes:
+        takes_parts: Whether it goes through the parts of a message's content; engines hand all content to such
+            templates as lists of parts.
     """
 
     def __init__(self, source: str, specials: Mapping[str, str]) -> None:
@@ -49,6 +54,7 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"line {error.lineno} of the chat template: {error.message}") from None
         self._specials = dict(specials)
+        self.takes_parts = any(map(_over_content, environment.parse(source).find_all(nodes.For)))
 
     def render(
         self,
@@ -76,6 +82,17 @@ class ChatTemplate:
             )
         except _TEMPLATE_FAULTS as error:
             raise NotRenderableError("template", f"the chat template: {type(error).__name__}") from None
+
+
+def _over_content(loop: nodes.For) -> bool:
+    """Whether a loop's items are those of a message's content."""
+    match loop.iter:
+        case (
+            nodes.Getattr(attr="content") | nodes.Getitem(arg=nodes.Const(value="content")) | nodes.Name(name="content")
+        ):
+            return True
+        case _:
+            return False
 
 
 def _tojson(

@@ -116,7 +116,7 @@ class Tokeniser:
             return Prompt(tokens, source=TokenSource.TOKENIZER, **naming)
         if kind is not CHAT or self._files.template is None:
             raise NotRenderableError("api")
-        chat = chat_of(body)
+        chat = chat_of(body, parts=self._files.template.takes_parts)
         text = self._render(chat, chat.messages, generation_prompt=chat.generation_prompt)
         if chat.special_tokens or not self._end:
             return Prompt(
@@ -201,7 +201,8 @@ class Tokeniser:
         if files.template is None:
             return ""
         try:
-            text = files.template.render(_PROBE)
+            probe = [_listed(m) for m in _PROBE] if files.template.takes_parts else _PROBE
+            text = files.template.render(probe)
         except NotRenderableError:
             return ""
         often = [special for special in files.specials if text.count(special) >= len(_PROBE) - 1]
@@ -213,6 +214,11 @@ class Tokeniser:
                 return end
         _log.warning("the tokenizer has no special token behind every message; prompts are tokenised whole each turn")
         return ""
+
+
+def _listed(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose content is a list of parts."""
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
 def _messages_before(place: str, roles: Sequence[str]) -> int:
