@@ -207,11 +207,12 @@ def test_a_missing_folder_and_a_broken_template_are_named(variant: Callable[...,
 
 async def test_a_template_that_goes_through_parts_gets_parts(variant: Callable[..., Path]) -> None:
     template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role }}{% for part in m['content'] %}[{{ part.text }}]{% endfor %}"
-        "{{ '<|im_end|>' }}{% endfor %}"
+        "{% for m in messages %}{{ '<|im_start|>' + m.role }}"
+        "{% for part in m['content'] %}[{{ part.text }}]{% endfor %}{{ '<|im_end|>' }}{% endfor %}"
     )
     files = load_files(variant(template))
-    messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": [{"type": "text", "text": "two"}]}]
+    parts = [{"type": "text", "text": "two"}]
+    messages: Messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": parts}]
     prompt = await chat(Tokeniser(files), messages)
     text = "<|im_start|>user[one]<|im_end|><|im_start|>assistant[two]<|im_end|>"
     assert prompt.tokens == token_bytes(files.tokenizer.encode(text, add_special_tokens=False).ids)
