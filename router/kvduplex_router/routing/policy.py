@@ -83,8 +83,12 @@ class PolicyPicker:
 
 
 def _holders(roster: Roster, facts: Facts) -> list[Engine]:
-    """Engines that hold part of the prompt; of many those that hold most, and of equals those with least to do."""
-    found = [engine for name in facts.overlaps if (engine := roster.find(name)) is not None]
+    """Engines that hold part of the prompt and are not crowded.
+
+    Of many those that hold most, and of equals those with least to do.
+    """
+    crowd = roster.crowd
+    found = [e for name in facts.overlaps if (e := roster.find(name)) is not None and e.in_flight < crowd]
     if len(found) > _HOLDERS:
         overlaps = facts.overlaps
         found = heapq.nsmallest(_HOLDERS, found, key=lambda engine: (-overlaps[engine.name], engine.in_flight))

@@ -24,6 +24,8 @@ __all__ = ["Roster", "Rosters"]
 _FEW: Final = 24
 _KEPT_S: Final = 0.02
 _SHORTLIST: Final = 4
+_CROWD_FACTOR: Final = 3
+_CROWD_SLACK: Final = 8
 _TOP: Final = 4
 
 
@@ -60,6 +62,14 @@ class Roster:
     def find(self, name: str) -> Engine | None:
         """The engine of that name, if it may be picked."""
         return self._names.get(name)
+
+    @property
+    def crowd(self) -> float:
+        """Requests at which an engine is too crowded to be sent more for what it holds, whatever its prices say.
+
+        Prices are learned from streams; answers in one piece do not show when their prompt was computed.
+        """
+        return _CROWD_FACTOR * self._in_flight / len(self.engines) + _CROWD_SLACK
 
     def desk(self, engine: Engine) -> Desk:
         """Its desk."""

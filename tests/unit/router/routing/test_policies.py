@@ -107,6 +107,30 @@ async def test_a_busy_holder_is_passed_over_and_the_pick_says_so(make_cluster: A
     assert cluster.metric("pending_tokens", engine=holder.name) == 0
 
 
+async def test_answers_in_one_piece_do_not_pile_up_at_the_only_holder(make_cluster: Any) -> None:
+    """They teach no prices, so a count of requests must do."""
+    cluster = await make_cluster(prefill=0, decode=0, engines=4, routing={"policy": "prefix"})
+    await cluster.client.chat(messages=conversation("a"))
+    release = asyncio.Event()
+    for engine in cluster.replicas:
+        quick = engine.handler
+
+        async def slow(request: Any, quick: Any = quick) -> None:
+            await release.wait()
+            await quick(request)
+
+        engine.handler = slow
+    waiting = [asyncio.create_task(cluster.client.chat(messages=conversation("a", 2))) for _ in range(64)]
+    try:
+        async with asyncio.timeout(10):
+            while sum(served(cluster)) < 65:  # noqa: ASYNC110 - scripted engines have no event for it
+                await asyncio.sleep(0.01)
+        assert max(served(cluster)) < 45
+    finally:
+        release.set()
+        await asyncio.gather(*waiting)
+
+
 async def test_short_prompts_and_unique_classes_are_spread_by_load(make_cluster: Any, model: Path) -> None:
     routing = {
         "policy": "prefix", "tokenizer": str(model), "classes": [{"name": "batch", "unique": True}],
