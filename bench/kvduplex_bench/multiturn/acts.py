@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -71,17 +72,22 @@ def found_act(
     *,
     fresh_ids: bool,
 ) -> Act:
-    """A cluster that runs already.
+    """A cluster that runs already; without a name for its setting it is named after what its engines say.
 
     Raises:
-        BenchError: An arm has no router.
+        BenchError: An arm has no router, or an engine does not answer.
     """
     arms = list(wanted or [arm for arm in (Arm.OFF, Arm.ON, Arm.CONTINUE) if arm in routers])
     if Arm.CONTINUE in arms and Arm.CONTINUE not in routers:
         raise BenchError("--arms continue: needs --continue-url, a router whose plan for a further turn is continue")
-    target = Target(setting, routers, engines, reference=reference or None, fresh_ids=fresh_ids)
+    target = Target(setting or _name(engines), routers, engines, reference=reference or None, fresh_ids=fresh_ids)
     about = {"prefill": list(engines.prefill), "decode": list(engines.decode), "routers": {**routers}}
-    return Act(setting, arms, lambda: nullcontext((target, about)))
+    return Act(target.setting, arms, lambda: nullcontext((target, about)))
+
+
+def _name(engines: Engines) -> str:
+    cache = asyncio.run(engines.prefill_cache()) if engines.known else None
+    return "cluster" if cache is None else f"cluster, prefill cache {'on' if cache else 'off'}"
 
 
 def routers_of(url: str, off_url: str, continue_url: str) -> dict[Arm, str]:

@@ -50,6 +50,10 @@ def _cache_off(setting: str) -> bool:
     return setting.endswith("prefill cache off")
 
 
+def _cache_on(setting: str) -> bool:
+    return setting.endswith("prefill cache on")
+
+
 def _speed_up(results: Results) -> Iterator[Check]:
     for setting in filter(_cache_off, results.settings):
         prefix = results.prefixes(setting)[-1]
@@ -74,9 +78,7 @@ def _near_floor(results: Results) -> Iterator[Check]:
 
 
 def _never_slower(results: Results) -> Iterator[Check]:
-    for setting in results.settings:
-        if _cache_off(setting):
-            continue
+    for setting in filter(_cache_on, results.settings):
         for prefix in results.prefixes(setting):
             off, on = (results.cell(setting, prefix, arm) for arm in (Arm.OFF, Arm.ON))
             if off and on:

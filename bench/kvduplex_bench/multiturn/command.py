@@ -66,7 +66,7 @@ def multiturn(
     prefill: Annotated[list[str] | None, typer.Option(help="Prefill engine whose metrics to read; repeatable.")] = None,
     decode: Annotated[list[str] | None, typer.Option(help="Decode engine whose metrics to read; repeatable.")] = None,
     reference: Annotated[str, typer.Option(help="Plain engine of the same model, to compare answers with.")] = "",
-    setting: Annotated[str, typer.Option(help="Name of the cluster in the results, with --url.")] = "cluster",
+    setting: Annotated[str, typer.Option(help="Name of the cluster in the results, with --url.")] = "",
     serve: Annotated[_Serve | None, typer.Option(help="Start everything on this machine instead.")] = None,
     connector: Annotated[str, typer.Option(help="With --serve: leased, stock, or both with a comma.")] = "leased",
     prefill_cache: Annotated[str, typer.Option(help="With --serve: off, on, or both with a comma.")] = "off,on",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 import tempfile
@@ -114,16 +115,19 @@ def staged(stage: CpuStage, setting: Setting, arms: Sequence[Arm]) -> Iterator[t
         off = stack.enter_context(_router(_router_arguments(cluster, off_port, ["--reuse", "off"]), off_port))
         routers = {Arm.ON: cluster.url, Arm.OFF: off, Arm.FLOOR: off}
         if Arm.CONTINUE in arms:
-            going_on = _router_arguments(cluster, continue_port, ["--config", str(_continuing(stack))])
+            going_on = _router_arguments(cluster, continue_port, ["--config", str(_continuing(stack, stage.model))])
             routers[Arm.CONTINUE] = stack.enter_context(_router(going_on, continue_port))
         yield _target(cluster, setting, routers), _about(cluster, arguments)
 
 
-def _continuing(stack: contextlib.ExitStack) -> Path:
-    """Configuration of a router that lets the decode engine go on whenever it holds the history."""
+def _continuing(stack: contextlib.ExitStack, model: str) -> Path:
+    """Configuration of a router that lets the decode engine go on whenever it holds the history.
+
+    Plans are priced by exact token counts, so the router needs the model's tokenizer.
+    """
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvduplex-bench-")))
     path = folder / "router.yaml"
-    path.write_text("routing:\n  plans: [continue, recompute]\n")
+    path.write_text(json.dumps({"routing": {"plans": ["continue", "recompute"], "tokenizer": model}}))
     return path
 
 
