@@ -169,5 +169,5 @@ def _show(console: Console, peer: _Peer, found: Sequence[Agreement]) -> None:
         table.add_column(heading, justify="left" if heading == "metric" else "right")
     for one in found:
         values = (f"{one.ours_s * 1e3:,.1f}", f"{one.theirs_s * 1e3:,.1f}", f"{one.ratio:.3f}", f"{one.noise:.1%}")
-        table.add_row(one.metric.removesuffix("_s").upper(), *values, "agree" if one.holds else "DIFFER")
+        table.add_row(one.metric.removesuffix("_s").upper(), *values, one.verdict)
     console.print(table)

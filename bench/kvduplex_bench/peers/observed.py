@@ -13,6 +13,7 @@ __all__ = ["METRICS", "Agreement", "Observed", "agreement"]
 
 METRICS: Final = ("ttft_s", "itl_s", "e2e_s")
 _LEAST_NOISE: Final = 0.05
+_MOST_NOISE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,11 @@ class Agreement:
     noise: float
 
     @property
-    def holds(self) -> bool:
-        """Whether the two differ by no more than our own rounds do."""
-        return abs(self.ratio - 1) <= self.noise
+    def verdict(self) -> str:
+        """``agree`` when the two differ by no more than our own rounds do, and these do not differ too much to tell."""
+        if abs(self.ratio - 1) > self.noise:
+            return "DIFFER"
+        return "agree" if self.noise <= _MOST_NOISE else "too noisy to tell"
 
 
 def agreement(metric: str, ours: Sequence[Sequence[Observed]], theirs: Sequence[Sequence[Observed]]) -> Agreement:

@@ -56,9 +56,13 @@ def test_clients_agree_within_our_own_noise() -> None:
     found = agreement("ttft_s", rounds(1.0, 1.1, 1.2), rounds(1.05, 1.2, 1.3))
     assert found.noise == pytest.approx(0.2 / 1.1)
     assert found.ratio == pytest.approx(1.3 / 1.2)
-    assert found.holds
-    assert not agreement("ttft_s", rounds(1.0, 1.0), rounds(1.06, 1.06)).holds
-    assert agreement("ttft_s", rounds(1.0, 1.0), rounds(1.04, 1.04)).holds
+    assert found.verdict == "agree"
+    assert agreement("ttft_s", rounds(1.0, 1.0), rounds(1.06, 1.06)).verdict == "DIFFER"
+    assert agreement("ttft_s", rounds(1.0, 1.0), rounds(1.04, 1.04)).verdict == "agree"
+
+
+def test_rounds_that_scatter_tell_nothing() -> None:
+    assert agreement("ttft_s", rounds(1.0, 2.0), rounds(1.2, 2.2)).verdict == "too noisy to tell"
 
 
 def test_rounds_without_requests_are_not_compared() -> None:
