@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 from typing import Any, Final
+
+import msgspec
 
 from kvduplex_bench.sim.http.tokens import TemplateFailedError, Tokens
 
@@ -109,8 +110,8 @@ def read_request(raw: bytes, kind: Kind, tokens: Tokens, *, model: str, max_mode
 
 def _object(raw: bytes) -> dict[str, Any]:
     try:
-        body = json.loads(raw)
-    except (ValueError, UnicodeDecodeError) as error:
+        body = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RefusedError(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise RefusedError("the body is not a JSON object")

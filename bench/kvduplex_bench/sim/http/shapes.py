@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Mapping
 from typing import Any, Final
+
+import msgspec
 
 from kvduplex_bench.sim.http.request import Kind, TurnRequest
 
@@ -17,7 +18,7 @@ DONE: Final = b"data: [DONE]\n\n"
 
 def compact(value: object) -> bytes:
     """JSON without spaces."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return msgspec.json.encode(value)
 
 
 class Shape:
