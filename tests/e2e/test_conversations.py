@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+import urllib.request
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.e2e.rig import Client, Rig, reused
+
+from kvduplex_router.fleet.traits import conflict, read_traits
 
 pytestmark = pytest.mark.engine
 
@@ -101,3 +107,39 @@ def test_client_never_sees_transfer_parameters(rig: Rig) -> None:
 def test_decode_engine_keeps_nothing_pinned_for_ever(rig: Rig) -> None:
     """The router's own counters return to zero once every turn has been answered."""
     assert rig.router_metrics().total("kvduplex_router_in_flight") == 0
+
+
+def told(url: str, path: str) -> str:
+    with urllib.request.urlopen(f"{url}{path}", timeout=30) as reply:
+        return str(reply.read().decode())
+
+
+def test_engines_tell_the_router_what_it_compares(rig: Rig) -> None:
+    prefill, decode = (
+        read_traits(
+            models=json.loads(told(url, "/v1/models")),
+            version=json.loads(told(url, "/version")),
+            exposition=told(url, "/metrics"),
+        )
+        for url in (rig.cluster.prefill[0], rig.cluster.decode[0])
+    )
+    for traits in (prefill, decode):
+        assert (traits.server, traits.names) == ("vllm", (rig.router.model,))
+        assert None not in (traits.version, traits.model, traits.block_size, traits.cache_dtype)
+    assert conflict(prefill, decode) is None
+    seen = told(rig.cluster.url, "/metrics")
+    for name in ("engine_running", "engine_waiting", "engine_kv_usage"):
+        assert len(re.findall(rf"^kvduplex_router_{name}{{", seen, re.MULTILINE)) == 2
+    assert rig.router_metrics().total("kvduplex_router_engine_incompatible") == 0
+
+
+def test_engines_expose_what_the_dashboards_ask_for(rig: Rig) -> None:
+    exposed = told(rig.cluster.prefill[0], "/metrics")
+    folder = Path(__file__).parents[2] / "docs" / "observability"
+    asked = (folder / "grafana.json").read_text() + (folder / "alerts.yaml").read_text()
+    pattern = r"\bvllm:[a-z0-9_]+" if rig.connector == "stock" else r"\b(?:vllm:|kvduplex_lease_)[a-z0-9_]+"
+    names = set(re.findall(pattern, asked))
+    assert names
+    families = set(re.findall(r"^# TYPE (\S+)", exposed, re.MULTILINE))
+    missing = {n for n in names if not {n, re.sub(r"_(total|sum|count|bucket)$", "", n)} & families}
+    assert missing == set()
