@@ -111,6 +111,7 @@ async def test_workers_share_what_one_process_would_hold_and_live_and_die_togeth
     router = await start("--workers", "2", "--config", str(file))
     await share_conversations(router, tools)
     await replace_a_worker(router, tools)
+    await added_and_removed_everywhere(router, tools)
     await drain_everywhere(router, tools)
     left = router.workers()
     await router.stop(signal.SIGKILL)
@@ -148,6 +149,29 @@ async def replace_a_worker(router: Process, tools: Any) -> None:
     await ready(router)
     answers = [await router.client.chat() for _ in range(8)]
     assert {answer.status for answer in answers} == {200}
+
+
+async def added_and_removed_everywhere(router: Process, tools: Any) -> None:
+    """What an operator does at one worker process holds for all."""
+    new = tools.Engine("new")
+    await new.start()
+    try:
+        entry = {"url": new.url, "name": "new", "role": "decode"}
+        assert (await router.client("/admin/engines", entry, KEY)).status == 201
+        await everywhere(router, present=True)
+        assert (await router.client("/admin/engines/new", None, KEY, method="DELETE")).status == 200
+        await everywhere(router, present=False)
+    finally:
+        await new.stop()
+
+
+async def everywhere(router: Process, *, present: bool) -> None:
+    """Until many answers in a row, of whichever worker, agree."""
+    async with asyncio.timeout(20):
+        agreed = 0
+        while agreed < 12:
+            names = {engine["name"] for engine in (await router.client("/admin/engines", None, KEY)).json}
+            agreed = agreed + 1 if ("new" in names) is present else 0
 
 
 async def drain_everywhere(router: Process, tools: Any) -> None:

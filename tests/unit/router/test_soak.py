@@ -116,6 +116,6 @@ async def test_m1_one_shot_conversations_stay_within_bounds_and_end_without_traf
     assert counts["leases_renewed"] == (1000 if leased else 0)
     now[0] += 1000
     await service.keeper.renew_all()
-    service.ledger.sweep()
+    service.local.sweep()
     await service.keeper.release_all()
     assert set(service.ledger.counts_now().values()) == {0}
