@@ -20,15 +20,16 @@ DEADLINE_S = 20.0
 class Server:
     """A server on a port of its own that keeps nothing on disk."""
 
-    def __init__(self, binary: str, folder: Path) -> None:
+    def __init__(self, binary: str, folder: Path, *more: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
         self._command = [
             binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-            "--dir", str(folder), "--logfile", str(folder / "server.log"),
+            "--dir", str(folder), "--logfile", str(folder / "server.log"), *more,
         ]  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
+        self.tls_port = 0
 
     @property
     def url(self) -> str:
@@ -68,13 +69,37 @@ class Server:
             return b"".join(iter(lambda: talk.recv(65536), b""))
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def program() -> str:
     binary = shutil.which("valkey-server") or shutil.which("redis-server")
     if binary is None:
         missing = "no valkey-server and no redis-server here; install one (Debian: apt-get install redis-server)"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
-    made = Server(binary, tmp_path)
+    return binary or ""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    made = Server(program(), tmp_path)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def tls_server(tmp_path: Path) -> Iterator[Server]:
+    """A server that speaks TLS as well, at a port of its own, with the certificate ``cert.pem`` of its folder."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=state"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    files = ["--tls-cert-file", str(cert), "--tls-key-file", str(key), "--tls-ca-cert-file", str(cert)]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    made = Server(program(), tmp_path, "--tls-port", str(port), "--tls-auth-clients", "no", *files)
+    made.tls_port = port
     made.start()
     yield made
     made.stop()

@@ -307,6 +307,26 @@ async def test_the_password_comes_from_the_environment(
     await tools.eventually(lambda: state_of(router), "it is let in")
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_over_tls_the_servers_certificate_is_checked(
+    tls_server: Any, make_cluster: Any, tools: Any, tmp_path: Any, host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It names 127.0.0.1 and nothing else."""
+    state = {
+        "url": f"valkeys://{host}:{tls_server.tls_port}/0", "ca_file": str(tmp_path / "cert.pem"),
+        "retry_s": 0.05, "timeout_s": 1.0,
+    }  # fmt: skip
+    router = await make_cluster(state=state)
+    if host == "127.0.0.1":
+        await tools.eventually(lambda: state_of(router))
+        await router.client.chat(conversation_id="c")
+        await stored(tls_server, tools, 1)
+    else:
+        await tools.eventually(lambda: "certificate" in caplog.text, "it is refused")
+        assert (await router.client.chat(conversation_id="c")).status == 200
+        assert not state_of(router)
+
+
 @pytest.mark.parametrize(
     ("state", "told"),
     [
