@@ -37,7 +37,11 @@ Place = Literal["system", "few_shot", "previous_turn"]
 
 
 class WeightsConfig(Section):
-    """What counts how much; with equal `overlap` and `load` the earliest first token wins.
+    """What counts how much.
+
+    With equal `overlap` and `load` the engine with the earliest first token is picked. That is best for one request and
+    bad for all: what is computed again holds up everybody behind it, and drives what others have cached out. So
+    `overlap` counts more.
 
     Attributes:
         overlap: Time saved by prompt tokens that an engine holds already.
@@ -46,7 +50,7 @@ class WeightsConfig(Section):
         home: Being the engine that the prompt's beginning is hashed to.
     """
 
-    overlap: Weight = 1.0
+    overlap: Weight = 3.0
     load: Weight = 1.0
     session: Weight = 0.05
     home: Weight = 0.05

@@ -1,8 +1,8 @@
 """How good an engine is for a request, in [0, 1], one aspect each. Pure: facts in, a number out.
 
 Overlap and load are measured in the same unit, seconds until the first token as a part of the longest such time among
-the candidates. With equal weights the best sum is therefore the earliest first token, and a weight says how many
-seconds of waiting a second of saved computation is worth.
+the candidates. With equal weights the best sum is therefore the earliest first token, and the weight of the overlap
+says how many seconds of waiting a second of saved computation is worth.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def test_the_best_sum_is_the_earliest_first_token(figures: list[tuple[float, flo
     """Engines by wait in seconds, part of the prompt held, and seconds per token."""
     fastest = min(per_token for _, _, per_token in figures)
     scale = max(wait + tokens * per_token for wait, _, per_token in figures)
-    weights = WeightsConfig(session=0, home=0)
+    weights = WeightsConfig(overlap=1, session=0, home=0)
     scores = [
         total(View(held * tokens * p, wait + tokens * (p - fastest), False, False, scale), weights)
         for wait, held, p in figures
