@@ -155,10 +155,18 @@ class _Runner:
             self.found.counted = (self.found.counted or Counted()) + counted
 
     async def _fill(self, wave: Sequence[Conversation]) -> None:
-        """Have the prefill engine compute each history, the last answer included, into its own cache."""
-        for conversation in wave:
-            if self._clients.prefill is not None and not conversation.failed:
-                await self._clients.prefill.whole(self._served.name, conversation.messages, answer_tokens=1)
+        """Have the prefill engine compute each history, the last answer included, into its own cache.
+
+        It may answer before it counts, and must not count later among the measured turns.
+        """
+        prefill = self._clients.prefill
+        if prefill is None:
+            return
+        before = await self._target.engines.read()
+        open_ones = [conversation for conversation in wave if not conversation.failed]
+        for conversation in open_ones:
+            await prefill.whole(self._served.name, conversation.messages, answer_tokens=1)
+        await self._target.engines.since(before, len(open_ones))
 
     async def _compare(self, conversation: Conversation) -> Comparison | None:
         """One more turn, through the router and on the reference engine."""

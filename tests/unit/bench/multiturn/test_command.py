@@ -142,3 +142,35 @@ def test_nobody_at_the_url(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["multiturn", "--url", "http://127.0.0.1:1", "--output", str(tmp_path / "r.jsonl")])
     assert done.exit_code == 1
     assert "cannot be reached" in done.output
+
+
+def metrics(requests: int) -> str:
+    """Of an engine with a connector and a prefix cache that finished so many requests."""
+    values = {
+        "vllm:request_prefill_time_seconds_count": requests,
+        "vllm:request_prefill_time_seconds_sum": 0.25 * requests,
+        "vllm:nixl_xfer_time_seconds_sum": 0,
+        'vllm:cache_config_info{enable_prefix_caching="True"}': 1,
+    }
+    return "".join(f"{name} {value}\n" for name, value in values.items())
+
+
+def test_floor_fills_the_cache_before_each_turn_and_counts_only_the_turn(
+    router: ScriptedRouter, tmp_path: Path
+) -> None:
+    router.metrics = metrics(0)
+    router.before = lambda number: setattr(router, "metrics", metrics(number + 1))
+    more = ("--prefill", router.url, "--arms", "floor", "--repeats", "1", "--prefixes", "100")
+    done = bench(router, tmp_path / "run.jsonl", *more, "--clients", "1")
+    assert done.exit_code == 0, done.output
+    cell = load(tmp_path / "run.jsonl").cell("cluster, prefill cache on", 100, Arm.FLOOR)
+    assert cell is not None
+    assert cell.counted.requests == len(cell.turns) == 6
+    assert cell.counted.prefill_s == pytest.approx(1.5)
+    filled = [body["messages"] for body in router.bodies if not body["stream"] and len(body["messages"]) > 2]
+    measured = [body["messages"] for body in streamed(router) if len(body["messages"]) > 2]
+    histories = [messages[:-1] for messages in measured]
+    assert all(messages[-1]["role"] == "assistant" for messages in histories)
+    assert sorted(map(str, histories)) == sorted(
+        str(messages) for messages in filled if messages[0]["role"] == "system"
+    )
