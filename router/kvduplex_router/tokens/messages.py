@@ -1,7 +1,7 @@
 """Messages and tools as a chat template sees them, out of request bodies, by the rules of vLLM's API server.
 
 Those rules: text parts are joined by line breaks, arguments of tool calls become objects, empty tool calls go, and
-tools are filled up with the members they leave out.
+tools and tool calls have the members that its types know, in their order, whatever order the client wrote them in.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def _call(value: Any) -> dict[str, Any]:
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(function, dict):
         raise NotRenderableError("shape")
-    return {**value, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+    inner = {"arguments": _arguments(function.get("arguments")), "name": function.get("name")}
+    return {"id": value.get("id"), "function": inner, "type": "function"}
 
 
 def _arguments(value: Any) -> Any:
@@ -143,12 +144,15 @@ def _arguments(value: Any) -> Any:
 def _tools(value: Any) -> list[dict[str, Any]] | None:
     if not value:
         return None
-    if not isinstance(value, list) or not all(
-        isinstance(t, dict) and isinstance(t.get("function"), dict) for t in value
-    ):
+    if not isinstance(value, list):
         raise NotRenderableError("shape")
-    return [{**tool, "type": "function", "function": _function(tool["function"])} for tool in value]
+    return [_tool(tool) for tool in value]
 
 
-def _function(value: dict[str, Any]) -> dict[str, Any]:
-    return {"name": value.get("name"), "description": None, "parameters": None, **value}
+def _tool(value: Any) -> dict[str, Any]:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict):
+        raise NotRenderableError("shape")
+    filled = {name: function.get(name) for name in ("name", "description", "parameters")}
+    more = {name: function[name] for name in ("strict", "defer_loading") if function.get(name) is not None}
+    return {"type": "function", "function": {**filled, **more}}

@@ -105,13 +105,13 @@ async def test_tools_and_the_prompt_of_tool_calls(files: TokenizerFiles) -> None
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "done"},
     ]
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    tool = {"function": {"parameters": {"type": "object"}, "own": 1, "name": "f"}, "type": "function"}
     prompt = await chat(Tokeniser(files), messages, tools=[tool])
     seen: Messages = [
         {"role": "user", "content": "one\ntwo"},
         {
             "role": "assistant", "content": "",
-            "tool_calls": [{**call, "function": {"name": "f", "arguments": {"a": [1, "ü"]}}}],
+            "tool_calls": [{"id": "c", "function": {"arguments": {"a": [1, "ü"]}, "name": "f"}, "type": "function"}],
         },
         {"role": "tool", "tool_call_id": "c", "content": "done"},
     ]  # fmt: skip
