@@ -51,10 +51,13 @@ def chat_body(
 ) -> bytes:
     """A request for exactly `answer_tokens` greedy tokens, streamed.
 
+    Ignoring the end-of-turn token makes vLLM go on after it; forbidding it keeps it out of the answer, whose text lacks
+    it: sent back as history it would encode to other tokens, and nothing behind it could be reused.
+
     Args:
         model: Name of the model.
         messages: The history and the new message.
-        answer_tokens: Tokens to generate; the end-of-turn token does not end the answer.
+        answer_tokens: Tokens to generate.
         conversation: Sent as ``conversation_id``; None leaves it out.
         more: Further members, or other values for these.
     """
@@ -63,6 +66,7 @@ def chat_body(
         "messages": messages,
         "max_tokens": answer_tokens,
         "ignore_eos": True,
+        "min_tokens": answer_tokens,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},

@@ -120,6 +120,7 @@ async def test_the_request_is_what_was_asked_for() -> None:
     assert b"authorization: Bearer k" in head
     value = json.loads(sent)
     assert (value["max_tokens"], value["stream"], value["conversation_id"]) == (5, True, "c-1")
+    assert (value["min_tokens"], value["ignore_eos"]) == (5, True)
 
 
 @pytest.mark.parametrize(
