@@ -99,8 +99,9 @@ def _fill(service: RoutingService, fleet: Fleet, blocks: int) -> list[list[int]]
     held = sum(service.index.sizes().values())
     _say("engines", str(len(fleet.engines)))
     _say("blocks held, all engines together", f"{held:,}")
-    _say("memory that they took", f"{(_resident() - before) / held:.0f} bytes each")
-    _say("blocks per GB", f"{held / (_resident() - before) * 1e9 / 1e6:.1f} million")
+    grown = max(1, _resident() - before)
+    _say("memory that they took", f"{grown / held:.0f} bytes each")
+    _say("blocks per GB", f"{held / grown * 1e9 / 1e6:.1f} million")
     _say("events entered", f"{count / spent:,.0f} blocks/s of one core, decoding and hashing included")
     return kept
 

@@ -93,8 +93,8 @@ async def test_a_busy_holder_is_passed_over_and_the_pick_says_so(make_cluster: A
     other = next(engine for engine in cluster.replicas if engine is not holder)
     waiting: list[asyncio.Task[Any]] = []
     try:
-        for turns in range(2, 200):
-            waiting.append(asyncio.create_task(cluster.client.chat(messages=conversation("a", turns), stream=True)))
+        for _ in range(200):
+            waiting.append(asyncio.create_task(cluster.client.chat(messages=conversation("a", 2), stream=True)))
             await asyncio.wait(waiting, timeout=0.02, return_when=asyncio.FIRST_COMPLETED)
             if other.requests:
                 break
