@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,18 @@ class ScriptedRouter:
         self._known: dict[str, int] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
-        body = await reader.readexactly(length)
-        writer.write(self._answer(head.split(b" ", 2)[1].decode(), body))
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
+        try:
+            # A client that is stopped leaves in the middle of anything.
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+                body = await reader.readexactly(length)
+                writer.write(self._answer(head.split(b" ", 2)[1].decode(), body))
+                await writer.drain()
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
     def _answer(self, path: str, body: bytes) -> bytes:
         if path == "/v1/models":

@@ -20,11 +20,11 @@ async def server(parts: Sequence[bytes], *, pause_s: float = 0.0) -> AsyncIterat
     seen: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
-        seen.append(head + await reader.readexactly(length))
         try:
-            with suppress(ConnectionError):
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+                seen.append(head + await reader.readexactly(length))
                 for part in parts:
                     writer.write(part)
                     await writer.drain()
