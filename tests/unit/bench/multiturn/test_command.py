@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,10 +71,13 @@ def test_every_conversation_can_have_a_prefix_of_its_own_and_be_recognised(
 
 def test_a_stopped_run_is_partial_and_goes_on_where_it_was(router: ScriptedRouter, tmp_path: Path) -> None:
     output = tmp_path / "run.jsonl"
-    router.before = lambda number: os.kill(os.getpid(), signal.SIGTERM) if number == 25 else None
-    stopped = bench(router, output)
-    assert stopped.exit_code == 130
-    assert "The same command goes on" in stopped.output
+    arguments = ["multiturn", "--url", router.url, "--output", str(output), *SMALL]
+    command = [sys.executable, "-c", "from kvduplex_bench.app import app; app()", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        router.before = lambda number: process.send_signal(signal.SIGTERM) if number == 25 else None
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "The same command goes on" in said
     assert not load(output).complete
     router.before = lambda _: None
     again = bench(router, output)
