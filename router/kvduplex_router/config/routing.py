@@ -132,7 +132,6 @@ class RoutingConfig(Section):
         bounded_load: A session's engine is passed over while its requests exceed this times the mean.
         saturated_kv: KV use, 0 to 1, from which an engine gets only what no other can take.
         saturated_waiting: Requests waiting in an engine from which the same holds.
-        load_interval_s: Between readings of an engine's own load; 0 reads none.
         plans: What may be chosen by price for a turn that can be split; one that cannot goes to one engine anyway.
         continue_max_tokens: Prompt tokens that a decode engine may have to compute itself in plan ``continue``.
         interference: What a second of stalled decoding costs others, in seconds of the turn being planned.
@@ -150,7 +149,6 @@ class RoutingConfig(Section):
     bounded_load: float = Field(default=1.25, ge=1, le=100)
     saturated_kv: float = Field(default=0.97, gt=0, le=1)
     saturated_waiting: int = Field(default=16, ge=1)
-    load_interval_s: float = Field(default=1.0, ge=0, le=60)
     plans: tuple[Plan, ...] = (Plan.PULL, Plan.RECOMPUTE)
     continue_max_tokens: int = Field(default=1_024, ge=0)
     interference: float = Field(default=0.25, ge=0, le=100)
