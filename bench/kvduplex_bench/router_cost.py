@@ -224,7 +224,7 @@ def _process(argv: list[str], port: int) -> Iterator[psutil.Process]:
         _wait_for(process, port)
         yield process
     finally:
-        family = [process]
+        family: list[psutil.Process] = [process]
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself, and `_wait_for` says so
             family += process.children(recursive=True)
             process.terminate()

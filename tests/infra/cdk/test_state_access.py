@@ -64,8 +64,8 @@ async def test_routers_can_do_with_it_what_they_do(port: int) -> None:
         reference = Reference(engine="http://d:8200", lease="lease-1", stored_at=0.0)
         assert await store.put(b"key", reference, keep_s=30) is None
         due = await store.due(10)
-        assert [name.lease for name in due] == ["lease-1"]
-        await store.lost(due)
+        assert [name.lease for name in due.leases] == ["lease-1"]
+        await store.lost(due.leases)
         found = await store.take([b"other", b"key"])
         assert found is not None
         assert (found.reference.lease, found.lost) == ("lease-1", True)
