@@ -25,7 +25,8 @@ NODE_FILE = Path("/etc/kvduplex/node.yaml")
 READY_S = 240.0
 STOP_S = 60.0
 ROUTER = ("127.0.0.1", 8000)
-CLIENT_KEY = "client-key"
+CLIENT_KEY, ENGINE_KEY = "client-key", "engine-key"
+USAGE = re.compile(r"^vllm:kv_cache_usage_perc\{[^}]*\} ([0-9.e+-]+)", re.MULTILINE)
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 METRIC = re.compile(
     r'^vllm:prompt_tokens_by_source_total\{[^}]*source="external_kv_transfer"[^}]*\} ([0-9.e+]+)', re.MULTILINE
@@ -38,7 +39,9 @@ backend: host
 model: {{id: {model}, served_name: tiny}}
 keys: {{engines: {{file: /etc/kvduplex/engine.key}}, clients: {{file: /etc/kvduplex/client.keys}}}}
 drain: {{timeout_s: 10}}
-engine: {{start_timeout_s: 230, options: {{kv_space_gib: 0.5, max_model_len: 2048}}}}
+engine:
+  start_timeout_s: 230
+  options: {{kv_space_gib: 0.5, max_model_len: 2048, environment: {{VLLM_SERVER_DEV_MODE: "1"}}}}
 """
 
 
@@ -112,19 +115,40 @@ def wait_ready(services: list[Service], deadline: float) -> None:
 
 
 def request(
-    method: str, path: str, body: object = None, to: tuple[str, int] = ROUTER
+    method: str, path: str, body: object = None, to: tuple[str, int] = ROUTER, key: str = CLIENT_KEY
 ) -> tuple[int, str, dict[str, str]]:
     connection = http.client.HTTPConnection(*to, timeout=120)
     content = json.dumps(body) if body is not None else None
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {CLIENT_KEY}"}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     connection.request(method, path, content, headers)
     answer = connection.getresponse()
     return answer.status, answer.read().decode(), {key.lower(): value for key, value in answer.getheaders()}
 
 
+def wait_until_routable(seconds: float) -> None:
+    """As a load balancer does: the router looks at its engines every two seconds."""
+    deadline = time.monotonic() + seconds
+    while (answer := request("GET", "/ready"))[0] != 200:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the router is not ready {seconds:.0f} s after its engines: {answer[1][:500]}")
+        time.sleep(0.2)
+
+
 def pulled_tokens() -> float:
     _, text, _ = request("GET", "/metrics", to=("127.0.0.1", 8100))
     return sum(float(value) for value in METRIC.findall(text))
+
+
+def evict_prefill(seconds: float) -> None:
+    """Empty the prefill engine's own prefix cache, which would hold the history otherwise; in use, it cannot be."""
+    engine, deadline = ("127.0.0.1", 8100), time.monotonic() + seconds
+    while (found := USAGE.findall(request("GET", "/metrics", to=engine)[1])) and float(found[0]) > 0:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the prefill engine still holds blocks after {seconds:.0f} s")
+        time.sleep(0.2)
+    status, text, _ = request("POST", "/reset_prefix_cache", to=engine, key=ENGINE_KEY)
+    if status != 200:
+        raise SystemExit(f"the prefill engine's cache could not be emptied: {status} {text[:500]}")
 
 
 def turn(messages: list[dict[str, str]]) -> tuple[str, dict[str, str]]:
@@ -145,6 +169,7 @@ def conversation() -> dict[str, object]:
     """Two turns; the second one long enough that pulling the first one's KV is worth it."""
     messages = [{"role": "user", "content": "The quick brown fox jumps over the lazy dog. " * 12}]
     first, _ = turn(messages)
+    evict_prefill(40)
     before = pulled_tokens()
     messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "And then?"}]
     second, headers = turn(messages)
@@ -166,7 +191,7 @@ def main() -> None:
     )  # fmt: skip
     NODE_FILE.write_text(NODE.format(model=made.stdout.strip()))
     secrets = {
-        Path("/etc/kvduplex/engine.key"): "engine-key\n",
+        Path("/etc/kvduplex/engine.key"): f"{ENGINE_KEY}\n",
         Path("/etc/kvduplex/client.keys"): f"tester {CLIENT_KEY}\n",
     }
     for file, text in secrets.items():
@@ -186,6 +211,7 @@ def main() -> None:
     ]
     try:
         wait_ready(services, deadline)
+        wait_until_routable(20)
         report["without_a_key"] = refused_without_a_key()
         report |= conversation()
     finally:

@@ -16,10 +16,13 @@ from valkey import Valkey
 from valkey.exceptions import NoPermissionError
 
 from kvduplex_infra.names import STATE_USER
-from kvduplex_infra.stacks.state import ACCESS
 from kvduplex_router.config import StateConfig
 from kvduplex_router.conversations.reference import Reference
 from kvduplex_router.conversations.valkey import ValkeyStore
+
+pytest.importorskip("aws_cdk", reason="make setup-infra brings the CDK")
+
+from kvduplex_infra.stacks.state import ACCESS
 
 pytestmark = pytest.mark.infra
 PASSWORD = "p" * 64

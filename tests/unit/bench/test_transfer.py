@@ -52,7 +52,8 @@ def listening(*arguments: str) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     argv = [sys.executable, "-m", "kvduplex", "bench", "transfer", "--listen", f"127.0.0.1:{port}", *arguments]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    # A shell's background jobs ignore Ctrl-C, and so would the programs that their tests start.
+    process = subprocess.Popen(["env", "--default-signal=INT", *argv], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         assert any("Offering" in line for line in process.stdout)

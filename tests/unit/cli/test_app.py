@@ -139,7 +139,7 @@ def test_a_missing_extra_is_named(short_folder: Path) -> None:
 
 def test_router_and_bench_show_their_own_help(short_folder: Path) -> None:
     pytest.importorskip("uvicorn")
-    assert "--decode URL[#lease=HOST:PORT]" in kvduplex("router", "--help", short_folder=short_folder).stdout
+    assert "--decode URL[#PART=HOST:PORT&...]" in kvduplex("router", "--help", short_folder=short_folder).stdout
     assert "smoke" in kvduplex("bench", "--help", short_folder=short_folder).stdout
 
 
