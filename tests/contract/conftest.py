@@ -199,6 +199,14 @@ class PeerProcess:
     def stop(self) -> None:
         """Freeze it: connections stay up, and nothing is answered."""
         os.kill(self._pid, signal.SIGSTOP)
+        end = time.monotonic() + DEADLINE_S
+        while not all(" T " in line for line in self._threads()):  # until then its threads may still serve reads
+            assert time.monotonic() < end, f"process {self._pid} does not stop"
+            time.sleep(0.001)
+
+    def _threads(self) -> Iterator[str]:
+        for task in Path(f"/proc/{self._pid}/task").iterdir():
+            yield (task / "stat").read_text().rpartition(")")[2]
 
     def go_on(self) -> None:
         """Let it run again, if it is still there."""
