@@ -71,7 +71,7 @@ test-hardware: ## Tests that need this host's accelerator; RECIPE adds one that 
 test-soak: setup ## 5,000 turns of every kind of history and 100 kills, on real engines (hours)
 	KVDUPLEX_TURNS=5000 KVDUPLEX_KILLS=100 $(BIN)/pytest -q -m engine --timeout=36000 tests/e2e/test_leased_pair.py tests/chaos $(ARGS)
 
-test-image: setup ## Provision the cpu image into a root of its own and serve from it (root, debootstrap; 6 minutes)
+test-image: setup ## Provision the cpu image into a root of its own and serve from it (root, debootstrap; 3 to 6 minutes)
 	$(BIN)/pytest -q -m image --durations=10 tests/infra/ami/test_image.py $(ARGS)
 
 lint: setup ## ruff
