@@ -12,11 +12,7 @@ import json
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +25,11 @@ from rich.table import Table
 
 from kvduplex_bench.cluster import free_ports
 from kvduplex_bench.errors import BenchError
+from kvduplex_bench.processes import serving
 from kvduplex_bench.router_load import Load, drive
 
 __all__ = ["CASES", "Case", "Measured", "router_cost", "run"]
 
-_START_S: Final = 60.0
 _WARM_UP: Final = 0.25
 
 
@@ -203,46 +199,17 @@ def _running(workers: int, peer: str | None) -> Iterator[tuple[_Router, _Router 
     engines = [f"http://127.0.0.1:{port}" for port in (prefill, decode)]
     with contextlib.ExitStack() as stack:
         for port in (prefill, decode):
-            stack.enter_context(_process([sys.executable, "-m", "kvduplex_bench.router_engine", str(port)], port))
+            stack.enter_context(serving([sys.executable, "-m", "kvduplex_bench.router_engine", str(port)], port))
         own = [sys.executable, "-m", "kvduplex_router", "--listen", f"127.0.0.1:{ours}", "--workers", str(workers)]
-        mine = stack.enter_context(_process([*own, "--prefill", engines[0], "--decode", engines[1]], ours))
+        mine = stack.enter_context(serving([*own, "--prefill", engines[0], "--decode", engines[1]], ours))
         other = None
         if peer is not None:
             arguments = ["--host", "127.0.0.1", "--port", str(theirs), "--prometheus-port", str(metrics)]
             roles = ["--vllm-pd-disaggregation", "--prefill", engines[0], "--decode", engines[1]]
             other = _Router(
-                stack.enter_context(_process([peer, *arguments, *roles, "--policy", "round_robin"], theirs)), theirs
+                stack.enter_context(serving([peer, *arguments, *roles, "--policy", "round_robin"], theirs)), theirs
             )
         yield _Router(mine, ours), other, decode
-
-
-@contextlib.contextmanager
-def _process(argv: list[str], port: int) -> Iterator[psutil.Process]:
-    """A program that serves ``/health`` on `port`, ended with the block."""
-    process = psutil.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait_for(process, port)
-        yield process
-    finally:
-        family: list[psutil.Process] = [process]
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself, and `_wait_for` says so
-            family += process.children(recursive=True)
-            process.terminate()
-        _, alive = psutil.wait_procs(family, timeout=10)
-        for member in alive:
-            member.kill()
-
-
-def _wait_for(process: psutil.Popen, port: int) -> None:
-    end = time.monotonic() + _START_S
-    while time.monotonic() < end and process.poll() is None:
-        with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(
-            f"http://127.0.0.1:{port}/health", timeout=2
-        ) as reply:  # fmt: skip
-            reply.read()
-            return
-        time.sleep(0.05)
-    raise BenchError(f"{process.args[0]} did not serve port {port} within {_START_S:g} s")
 
 
 def router_cost(

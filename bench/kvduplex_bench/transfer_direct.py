@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from importlib import import_module
 from typing import Any
@@ -33,8 +32,7 @@ class DirectAgent:
             enable_prog_thread=settings.prog_thread, num_threads=settings.num_threads, backends=[]
         )
         # As the interface does it: a thread that spins would take the core that the other arm's peer needs.
-        rest = resting_progress(api.nixl_agent) if set(settings.backends) == {"UCX"} else contextlib.nullcontext()
-        with rest:
+        with resting_progress(api.nixl_agent, settings.backends):
             self._agent: Any = api.nixl_agent(name, config)
         for backend, parameters in settings.backends.items():
             self._agent.create_backend(backend, dict(parameters))

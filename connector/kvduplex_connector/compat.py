@@ -78,11 +78,14 @@ def resting_agent(worker: bool, extra_config: Mapping[str, Any]) -> AbstractCont
         worker: Whether this process creates one.
         extra_config: ``kv_connector_extra_config``; ``backends`` names NIXL's backends, UCX when absent.
     """
-    if not worker or list(extra_config.get("backends", ["UCX"])) != ["UCX"]:
+    backends = extra_config.get("backends", ["UCX"])
+    if not worker or set(backends) != {"UCX"}:  # and NIXL need not be there
         return contextlib.nullcontext()
     # By vLLM's own name for it: it sets UCX's environment before the first import of NIXL.
     agent = importlib.import_module("vllm.distributed.nixl_utils").NixlWrapper
-    return contextlib.nullcontext() if agent is None else resting_progress(agent)  # vLLM says itself what is missing
+    return (
+        contextlib.nullcontext() if agent is None else resting_progress(agent, backends)
+    )  # vLLM says itself what is missing
 
 
 def fingerprint(vllm_config: Any, kv_cache_config: Any) -> bytes:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
@@ -88,7 +87,7 @@ class NativeAgent:
         config = api.nixl_agent_config(
             enable_prog_thread=self._settings.prog_thread, num_threads=self._settings.num_threads, backends=[]
         )
-        rest = resting_progress(api.nixl_agent) if set(self._settings.backends) == {"UCX"} else contextlib.nullcontext()
+        rest = resting_progress(api.nixl_agent, self._settings.backends)
         with nixl_call(f"create NIXL agent {self._name!r}", _NO_PLUGIN), rest:
             self._agent = api.nixl_agent(self._name, config)
         for backend, parameters in self._settings.backends.items():

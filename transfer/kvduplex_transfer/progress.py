@@ -14,7 +14,7 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 __all__ = ["PROGRESS_DELAY_US", "resting_progress"]
@@ -26,14 +26,18 @@ _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def resting_progress(nixl_agent: type) -> Iterator[None]:
-    """Agents that are created within the block get a progress delay of `PROGRESS_DELAY_US`.
+def resting_progress(nixl_agent: type, backends: Iterable[str]) -> Iterator[None]:
+    """Agents that are created within the block get a progress delay of `PROGRESS_DELAY_US`, if UCX is all they run.
 
-    Only for agents whose one backend is UCX: others sleep for the delay instead of waiting for an event.
+    Other backends sleep for the delay instead of waiting for an event, so with any of them nothing is changed.
 
     Args:
         nixl_agent: NIXL's agent class, as imported; it says which of NIXL's wheels is in use.
+        backends: NIXL's backends of those agents.
     """
+    if set(backends) != {"UCX"}:
+        yield
+        return
     bindings: Any = getattr(sys.modules[nixl_agent.__module__], "nixlBind", None)
     with _lock:
         base: Any = getattr(bindings, "nixlAgentConfig", None)

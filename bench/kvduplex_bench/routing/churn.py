@@ -23,8 +23,8 @@ import uvloop
 
 from kvduplex_bench.cluster import free_ports
 from kvduplex_bench.errors import BenchError
+from kvduplex_bench.processes import serving
 from kvduplex_bench.routing.arms import Arm, Started
-from kvduplex_bench.routing.fleet import router_running
 from kvduplex_bench.routing.load import bearable_rate
 from kvduplex_bench.routing.play import Playback, Played
 from kvduplex_bench.routing.ports import run_of_ports
@@ -104,7 +104,7 @@ def churn(
             rate = load * bearable_rate(comparison.trace, timing, replicas=comparison.fleet.replicas)
             listed = Started([], comparison.tokenizer, timing.block_size, timing.model)
             command = [*arm.command(listed, port, metrics_port), "--engines-file", str(fleet.file)]
-            with router_running(command, port, arm.environment(listed), Path(folder) / "router.log"):
+            with serving(command, port, environment=arm.environment(listed), log=Path(folder) / "router.log"):
                 time.sleep(_NOTICED_S)
                 writer = Writer([text for _, text in Tokens(comparison.tokenizer).words])
                 playback = Playback(

@@ -13,8 +13,9 @@ import uvloop
 
 from kvduplex_bench.cluster import free_ports
 from kvduplex_bench.errors import BenchError
+from kvduplex_bench.processes import serving
 from kvduplex_bench.routing.arms import Arm, Started
-from kvduplex_bench.routing.fleet import engine_sums, router_running, sim_running
+from kvduplex_bench.routing.fleet import engine_sums, sim_running
 from kvduplex_bench.routing.load import bearable_rate
 from kvduplex_bench.routing.play import Playback, Played
 from kvduplex_bench.routing.ports import run_of_ports
@@ -159,7 +160,7 @@ def _one(
     with tempfile.TemporaryDirectory() as folder, sim_running(arguments) as engines:
         started = Started(engines, comparison.tokenizer, timing.block_size, timing.model)
         command = arm.command(started, port, metrics_port)
-        with router_running(command, port, arm.environment(started), Path(folder) / "router.log"):
+        with serving(command, port, environment=arm.environment(started), log=Path(folder) / "router.log"):
             playback = Playback(
                 comparison.trace if comparison.trace.closed
                 else comparison.trace.starting_by(comparison.seconds, rate),

@@ -28,10 +28,10 @@ while [ $# -gt 1 ]; do [ "$1" = --output ] && out=$2; shift; done
 cp "$MIRROR/${1#https://vendor.example/}" "$out"
 """
 ENTER = """
-mount -t tmpfs tmpfs "$1" && mkdir "$1/upper" "$1/work" "$1/root" || exit 77
-mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root" || exit 77
-mount --rbind /dev "$1/root/dev" && mount -t proc proc "$1/root/proc" && mount --rbind "$2" "$1/root/mnt" || exit 77
-exec chroot "$1/root" bash -c "$3"
+mount -t tmpfs tmpfs "$1" && mkdir "$1/upper" "$1/work" "$1/tree" || exit 77
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/tree" || exit 77
+mount --rbind /dev "$1/tree/dev" && mount -t proc proc "$1/tree/proc" && mount --rbind "$2" "$1/tree/mnt" || exit 77
+exec chroot "$1/tree" bash -c "$3"
 """
 PREPARE = (
     "set -e; id kvduplex >/dev/null 2>&1 || useradd --system kvduplex; "

@@ -39,7 +39,7 @@ def agent_class(monkeypatch: pytest.MonkeyPatch, **bindings: Any) -> tuple[type,
 
 def test_a_delay_of_zero_becomes_one_and_a_longer_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, module = agent_class(monkeypatch, nixlAgentConfig=Config)
-    with resting_progress(agent):
+    with resting_progress(agent, ["UCX"]):
         made = [module.nixlBind.nixlAgentConfig(), module.nixlBind.nixlAgentConfig()]
     made[0].pthrDelay = 0
     made[1].pthrDelay = 10 * PROGRESS_DELAY_US
@@ -49,9 +49,16 @@ def test_a_delay_of_zero_becomes_one_and_a_longer_one_stays(monkeypatch: pytest.
 
 def test_what_was_there_is_put_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, module = agent_class(monkeypatch, nixlAgentConfig=Config)
-    with pytest.raises(RuntimeError), resting_progress(agent):
+    with pytest.raises(RuntimeError), resting_progress(agent, ["UCX"]):
         raise RuntimeError
     assert module.nixlBind.nixlAgentConfig is Config
+
+
+@pytest.mark.parametrize("backends", [["LIBFABRIC"], ["UCX", "LIBFABRIC"], []])
+def test_with_other_backends_nothing_is_changed(monkeypatch: pytest.MonkeyPatch, backends: list[str]) -> None:
+    agent, module = agent_class(monkeypatch, nixlAgentConfig=Config)
+    with resting_progress(agent, backends):
+        assert module.nixlBind.nixlAgentConfig is Config
 
 
 @pytest.mark.parametrize("bindings", [{}, {"nixlAgentConfig": object}])
@@ -59,7 +66,7 @@ def test_a_nixl_without_such_a_delay_is_used_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bindings: dict[str, Any]
 ) -> None:
     agent, module = agent_class(monkeypatch, **bindings)
-    with resting_progress(agent):
+    with resting_progress(agent, ["UCX"]):
         assert vars(module.nixlBind) == bindings
     assert "may take a core" in caplog.text
 
