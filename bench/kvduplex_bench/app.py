@@ -15,6 +15,7 @@ from rich.table import Table
 
 from kvduplex_bench import cluster as clusters
 from kvduplex_bench import smoke as smoke_bench
+from kvduplex_bench.claims import claims
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.leases import leases
 from kvduplex_bench.multiturn.command import multiturn
@@ -35,6 +36,7 @@ app.command()(tune)
 app.command()(peers)
 app.command()(transfer)
 app.command()(leases)
+app.command()(claims)
 app.command("router")(router_cost)
 app.command()(routing)
 app.command()(simulate)
@@ -85,8 +87,7 @@ def _cluster(
             raise BenchError("--url needs --prefill URL too: the times come from the prefill engines' metrics")
         return contextlib.nullcontext(clusters.Cluster(url.rstrip("/"), tuple(p.rstrip("/") for p in prefill), ()))
     (port,) = clusters.free_ports(1)
-    arguments = ["--port", str(port), "--no-prefill-prefix-cache", "--max-model-len", str(max(4096, 2 * tokens))]
-    return clusters.started([*arguments, *(["--connector", connector] if connector else [])])
+    return clusters.started(["--port", str(port), *smoke_bench.engine_arguments(tokens, connector)])
 
 
 def _table(turns: list[smoke_bench.Turn]) -> Table:

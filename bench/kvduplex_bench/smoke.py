@@ -26,7 +26,7 @@ from kvduplex_bench.cluster import Cluster
 from kvduplex_bench.errors import BenchError, UnreachableError
 from kvduplex_bench.scrape import Reading, scrape
 
-__all__ = ["Arm", "Summary", "Turn", "run", "summarise"]
+__all__ = ["Arm", "Summary", "Turn", "as_json", "engine_arguments", "run", "short_turns", "summarise"]
 
 Messages = list[dict[str, str]]
 
@@ -81,6 +81,18 @@ class Summary:
     ratio: float
     ratio_low: float
     ratio_high: float
+
+
+def engine_arguments(tokens: int, connector: str = "") -> list[str]:
+    """What ``kvduplex serve`` needs for a cluster that this can measure; no `connector` takes its default."""
+    chosen = ["--connector", connector] if connector else []
+    return ["--no-prefill-prefix-cache", "--max-model-len", str(max(4096, 2 * tokens)), *chosen]
+
+
+def short_turns(cluster: Cluster, *, repeats: int, seed: int = 0) -> list[Turn]:
+    """First turns of one line: what passing through the prefill engine takes at least, one step of it."""
+    driver = _Driver(cluster, random.Random(seed))
+    return [driver.measure(Arm.RECOMPUTE, 1) for _ in range(repeats)]
 
 
 def run(cluster: Cluster, *, tokens: int, repeats: int, seed: int = 0) -> list[Turn]:
