@@ -22,6 +22,8 @@ from kvduplex_bench.multiturn.command import multiturn
 from kvduplex_bench.peers.command import peers
 from kvduplex_bench.report.command import plot
 from kvduplex_bench.router_cost import router_cost
+from kvduplex_bench.router_memory import router_memory
+from kvduplex_bench.router_workers import router_workers
 from kvduplex_bench.routing.command import routing
 from kvduplex_bench.simulate.command import simulate
 from kvduplex_bench.transfer import transfer
@@ -38,6 +40,8 @@ app.command()(transfer)
 app.command()(leases)
 app.command()(claims)
 app.command("router")(router_cost)
+app.command("router-workers")(router_workers)
+app.command("router-memory")(router_memory)
 app.command()(routing)
 app.command()(simulate)
 

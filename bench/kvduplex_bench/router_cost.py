@@ -13,20 +13,18 @@ import shutil
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
-import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvduplex_bench.cluster import free_ports
 from kvduplex_bench.errors import BenchError
-from kvduplex_bench.processes import serving
 from kvduplex_bench.router_load import Load, drive
+from kvduplex_bench.router_rig import RouterProcess, fake_engines, own_router, peer_router
 
 __all__ = ["CASES", "Case", "Measured", "router_cost", "run"]
 
@@ -100,27 +98,6 @@ class Measured:
     errors: int
 
 
-class _Router:
-    """A router process under measurement."""
-
-    def __init__(self, process: psutil.Process, port: int) -> None:
-        self._process = process
-        self.port = port
-
-    def cpu_s(self) -> float:
-        """CPU seconds of all its threads and children so far, as exact as the kernel keeps them."""
-        family = [self._process, *self._process.children(recursive=True)]
-        return sum(_thread_seconds(member.pid) for member in family)
-
-
-def _thread_seconds(pid: int) -> float:
-    total = 0
-    for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError):
-            total += int(task.read_text().split()[0])
-    return total / 1e9
-
-
 def run(
     *,
     cases: tuple[Case, ...] = CASES,
@@ -145,18 +122,27 @@ def run(
     Raises:
         BenchError: A process did not start.
     """
-    with _running(workers, peer) as (ours, theirs, engine_port):
+    with contextlib.ExitStack() as stack:
+        engines = stack.enter_context(fake_engines())
+        ours = stack.enter_context(own_router(engines, workers=workers))
+        theirs = None if peer is None else stack.enter_context(peer_router(peer, engines))
         measured: list[Measured] = []
         for case in cases:
             for concurrency in connections:
                 count = max(8 * concurrency, 16) if case.pause_ms else requests
-                measured.append(_measure(case, concurrency, count, rounds, ours, theirs, engine_port))
+                measured.append(_measure(case, concurrency, count, rounds, ours, theirs, engines.port))
                 on_result(measured[-1])
         return measured
 
 
 def _measure(
-    case: Case, connections: int, requests: int, rounds: int, ours: _Router, theirs: _Router | None, engine_port: int
+    case: Case,
+    connections: int,
+    requests: int,
+    rounds: int,
+    ours: RouterProcess,
+    theirs: RouterProcess | None,
+    engine_port: int,
 ) -> Measured:
     body = case.body()
     routers = [ours] if theirs is None else [ours, theirs]
@@ -191,25 +177,6 @@ def _measure(
 
 def _drive(port: int, body: bytes, connections: int, requests: int) -> Load:
     return asyncio.run(drive(port, body, connections=connections, requests=requests))
-
-
-@contextlib.contextmanager
-def _running(workers: int, peer: str | None) -> Iterator[tuple[_Router, _Router | None, int]]:
-    prefill, decode, ours, theirs, metrics = free_ports(5)
-    engines = [f"http://127.0.0.1:{port}" for port in (prefill, decode)]
-    with contextlib.ExitStack() as stack:
-        for port in (prefill, decode):
-            stack.enter_context(serving([sys.executable, "-m", "kvduplex_bench.router_engine", str(port)], port))
-        own = [sys.executable, "-m", "kvduplex_router", "--listen", f"127.0.0.1:{ours}", "--workers", str(workers)]
-        mine = stack.enter_context(serving([*own, "--prefill", engines[0], "--decode", engines[1]], ours))
-        other = None
-        if peer is not None:
-            arguments = ["--host", "127.0.0.1", "--port", str(theirs), "--prometheus-port", str(metrics)]
-            roles = ["--vllm-pd-disaggregation", "--prefill", engines[0], "--decode", engines[1]]
-            other = _Router(
-                stack.enter_context(serving([peer, *arguments, *roles, "--policy", "round_robin"], theirs)), theirs
-            )
-        yield _Router(mine, ours), other, decode
 
 
 def router_cost(

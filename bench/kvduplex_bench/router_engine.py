@@ -1,21 +1,32 @@
 """A fake engine for measuring routers: answers at once, in the shapes vLLM uses, and does nothing else.
 
-``python -m kvduplex_bench.router_engine PORT``. A request's ``max_tokens`` is the number of stream chunks, its ``seed``
-the pause between them in milliseconds.
+``python -m kvduplex_bench.router_engine PORT [LEASE_PORT]``. A request's ``max_tokens`` is the number of stream chunks,
+its ``seed`` the pause between them in milliseconds. With a lease port it keeps the leases that requests name, a block
+each, in the real table behind the real endpoint, and drops the oldest beyond its budget as a full engine would.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
+import time
 from typing import Any, Final
 
 import httptools
 import uvloop
 
+from kvduplex_transfer.leases import messages
+from kvduplex_transfer.leases.chain import HashChain
+from kvduplex_transfer.leases.records import LeaseLimits
+from kvduplex_transfer.leases.server import LeaseServer
+from kvduplex_transfer.leases.table import LeaseTable
+
 __all__ = ["main"]
 
+_BUDGET: Final = 65_536
+_CHAIN: Final = HashChain.of([b"h" * 32])
 _PARAMS: Final = {
     "do_remote_prefill": True,
     "do_remote_decode": False,
@@ -69,8 +80,34 @@ _ANSWER: Final = _reply(
 _MODELS: Final = _reply(_compact({"object": "list", "data": [{"id": "tiny", "object": "model", "owned_by": "vllm"}]}))
 
 
+class _Leases:
+    """The lease side of a decode engine."""
+
+    def __init__(self, port: int) -> None:
+        self._table = LeaseTable(limits=LeaseLimits(budget_blocks=_BUDGET), clock=time.monotonic)
+        self._server = LeaseServer(
+            table=self._table, identity=self._identity, source=lambda: None, host="127.0.0.1", port=port
+        )
+        self._server.start()
+        self._blocks = itertools.count()
+
+    @staticmethod
+    def _identity(nonce: int) -> messages.Identity:
+        return messages.Identity(nonce, "fake", "tiny", "0", 16, b"fake", 0, 0, _BUDGET, 30.0, 480.0)
+
+    def hold(self, body: dict[str, Any]) -> None:
+        """Keep the lease that a request names, if it does."""
+        lease = (body.get("kv_transfer_params") or {}).get("lease")
+        if lease and "id" in lease:
+            self._table.hold(lease["id"], _CHAIN, [next(self._blocks)], lease.get("ttl_s"))
+            self._table.take_loose()
+
+
 class _Engine(asyncio.Protocol):
     """One connection."""
+
+    def __init__(self, leases: _Leases | None) -> None:
+        self._leases = leases
 
     def connection_made(self, transport: Any) -> None:
         """A client connected."""
@@ -109,6 +146,8 @@ class _Engine(asyncio.Protocol):
             self._transport.write(_MODELS if self._path.startswith(b"/v1/models") else _reply(b"{}"))
             return
         body = json.loads(b"".join(self._body))
+        if self._leases is not None:
+            self._leases.hold(body)
         if not body.get("stream"):
             self._transport.write(_ANSWER)
             return
@@ -128,15 +167,16 @@ class _Engine(asyncio.Protocol):
         self._transport.write(_END)
 
 
-def main(port: int) -> None:
+def main(port: int, lease_port: int | None = None) -> None:
     """Serve on loopback until killed."""
+    leases = None if lease_port is None else _Leases(lease_port)
 
     async def serve() -> None:
-        server = await asyncio.get_running_loop().create_server(_Engine, "127.0.0.1", port)
+        server = await asyncio.get_running_loop().create_server(lambda: _Engine(leases), "127.0.0.1", port)
         await server.serve_forever()
 
     uvloop.run(serve())
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:3]))

@@ -1,10 +1,15 @@
-"""A closed-loop client for measuring routers: a fixed number of connections, each with one request at a time."""
+"""A closed-loop client for measuring routers: a fixed number of connections, each with one request at a time.
+
+A connection takes the next request when its last one is answered, so none idles while another has work left.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 __all__ = ["Load", "drive"]
@@ -34,15 +39,14 @@ class Load:
         return self.requests / self.seconds
 
 
-async def drive(port: int, body: bytes, *, connections: int, requests: int, path: str = "/v1/chat/completions") -> Load:
-    """Send `requests` equal requests over `connections` connections to loopback."""
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    message = head.encode() + body
-    shares = [requests // connections + (index < requests % connections) for index in range(connections)]
+async def drive(port: int, bodies: bytes | Iterable[bytes], *, connections: int, requests: int) -> Load:
+    """Send `requests` requests over `connections` connections to loopback: one body again and again, or one each."""
+    if isinstance(bodies, bytes):
+        messages: Iterator[bytes] = itertools.repeat(_message(bodies), requests)
+    else:
+        messages = map(_message, itertools.islice(bodies, requests))
     began = time.perf_counter()
-    results = await asyncio.gather(*(_one_connection(port, message, share) for share in shares))
+    results = await asyncio.gather(*(_one_connection(port, messages) for _ in range(min(connections, requests))))
     seconds = time.perf_counter() - began
     times = sorted(first for result in results for first in result)
     good = len(times)
@@ -51,13 +55,16 @@ async def drive(port: int, body: bytes, *, connections: int, requests: int, path
     return Load(good, requests - good, seconds, median * 1000, p99 * 1000)
 
 
-async def _one_connection(port: int, message: bytes, count: int) -> list[float]:
-    if not count:
-        return []
+def _message(body: bytes) -> bytes:
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\ncontent-length: "
+    return b"%b%d\r\n\r\n%b" % (head.encode(), len(body), body)
+
+
+async def _one_connection(port: int, messages: Iterator[bytes]) -> list[float]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     times: list[float] = []
     try:
-        for _ in range(count):
+        for message in messages:
             began = time.perf_counter()
             writer.write(message)
             good, first_s = await _answer(reader, began)
