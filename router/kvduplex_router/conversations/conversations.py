@@ -105,7 +105,7 @@ class Conversations:
             self._clock(),
             continuation.turns + 1,
             engine.identity,
-            params=params,
+            params=bytes(memoryview(params)),  # a copy of its length: JSON writers return bytes with room of 4 kB
             history=continuation.history.end,
             answer=answer,
         )

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tracemalloc
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import psutil
 import pytest
 
 from kvduplex_router.compose import compose_ledger
-from kvduplex_router.config import build_config
+from kvduplex_router.config import Reuse, build_config
+from kvduplex_router.conversations.answer import Answer
+from kvduplex_router.conversations.conversations import Continuation, Conversations
 from kvduplex_router.conversations.reference import Reference
+from kvduplex_router.fleet.fleet import Fleet
 
 
 def unreliable(engine: Any, dice: random.Random) -> Any:
@@ -119,3 +124,25 @@ async def test_m1_one_shot_conversations_stay_within_bounds_and_end_without_traf
     service.local.sweep()
     await service.keeper.release_all()
     assert set(service.ledger.counts_now().values()) == {0}
+
+
+def test_a_reference_keeps_no_more_memory_alive_than_it_counts() -> None:
+    config = build_config(None, prefill=["http://p:1"], decode=["http://d:1"])
+    kept: list[Reference] = []
+    ledger: Any = SimpleNamespace(put=lambda _key, reference, _keep_s: kept.append(reference))
+    conversations = Conversations(
+        fleet=Fleet(), ledger=ledger, reuse=Reuse.STOCK, config=config.conversations, clock=lambda: 0.0
+    )
+    history: Any = SimpleNamespace(end=None)
+    engine: Any = SimpleNamespace(name="d:1", identity="e")
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(200):
+            params = orjson.dumps({"remote_block_ids": [list(range(number, number + 40))]})
+            continuation = Continuation(number.to_bytes(16, "big"), history)
+            conversations.keep_params(continuation, engine, params, Answer(b"a"))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < sum(reference.size for reference in kept)
