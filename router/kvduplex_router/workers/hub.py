@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Final
 
-from kvduplex_router.conversations.ledger import OwnLedger
+from kvduplex_router.conversations.ledger import LocalLedger, OwnLedger
 from kvduplex_router.fleet.members import Members
 from kvduplex_router.telemetry.merge import merged
+from kvduplex_router.workers.channel import Channel
 from kvduplex_router.workers.messages import (
     Admit,
     Collect,
@@ -28,8 +28,6 @@ from kvduplex_router.workers.messages import (
     Take,
     Took,
     decode_from_worker,
-    encode,
-    read_frame,
 )
 
 __all__ = ["Hub"]
@@ -47,9 +45,10 @@ class Hub:
 
     def __init__(self, ledger: OwnLedger, members: Members) -> None:
         self._ledger = ledger
+        self._at_once = ledger if isinstance(ledger, LocalLedger) else None
         self._members = members
         members.on_change = self._enrol
-        self._workers: set[asyncio.StreamWriter] = set()
+        self._workers: set[Channel] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._scrapes: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = itertools.count(1)
@@ -63,37 +62,36 @@ class Hub:
 
     async def start(self, path: Path) -> None:
         """Listen at `path`, in a folder only this user can enter."""
-        self._server = await asyncio.start_unix_server(self._serve, path)
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: Channel(on_made=self._greet, on_body=self._hear, on_lost=self._workers.discard), str(path)
+        )
 
     async def close(self) -> None:
         """Drop all workers."""
         if self._server is not None:
             self._server.close()
-        for writer in self._workers:
-            writer.close()
+        for worker in list(self._workers):
+            worker.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._workers.add(writer)
-        writer.write(encode(Enrol(self._members.roster)))
+    def _greet(self, worker: Channel) -> None:
+        self._workers.add(worker)
+        worker.send(Enrol(self._members.roster))
         for engine, draining in self._draining.items():
-            writer.write(encode(Drain(engine, draining)))
-        try:
-            while True:
-                self._handle(decode_from_worker(await read_frame(reader)), writer)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            self._workers.discard(writer)
-            writer.close()
+            worker.send(Drain(engine, draining))
 
-    def _handle(self, message: FromWorker, writer: asyncio.StreamWriter) -> None:
+    def _hear(self, worker: Channel, body: bytes) -> None:
+        self._handle(decode_from_worker(body), worker)
+
+    def _handle(self, message: FromWorker, worker: Channel) -> None:
         match message:
             case Take(number, keys):
-                self._spawn(self._take(number, keys, writer))
+                if self._at_once is not None:
+                    worker.send(Took(number, self._at_once.take_now(keys)))
+                else:
+                    self._spawn(self._take(number, keys, worker))
             case Put(key, reference, keep_s):
                 self._ledger.put(key, reference, keep_s)
             case Release(engine, lease):
@@ -103,55 +101,54 @@ class Hub:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(text)
             case Collect(number):
-                self._spawn(self._collect(number, writer))
+                self._spawn(self._collect(number, worker))
             case _:
-                self._operate(message, writer)
+                self._operate(message, worker)
 
-    def _operate(self, message: Admit | Dismiss | Drain, writer: asyncio.StreamWriter) -> None:
+    def _operate(self, message: Admit | Dismiss | Drain, worker: Channel) -> None:
         """Carry out what an operator asked a worker for."""
         match message:
             case Admit(number, member):
-                writer.write(encode(Done(number, self._members.admit(member))))
+                worker.send(Done(number, self._members.admit(member)))
             case Dismiss(number, name):
                 self._members.dismiss(name)
-                writer.write(encode(Done(number, None)))
+                worker.send(Done(number, None))
             case Drain(engine, draining):
                 self._draining[engine] = draining
                 for each in self._workers:
-                    each.write(encode(message))
+                    each.send(message)
 
     def _enrol(self) -> None:
         for worker in self._workers:
-            worker.write(encode(Enrol(self._members.roster)))
+            worker.send(Enrol(self._members.roster))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _take(self, number: int, keys: Sequence[bytes], writer: asyncio.StreamWriter) -> None:
-        writer.write(encode(Took(number, await self._ledger.take(keys))))
+    async def _take(self, number: int, keys: Sequence[bytes], worker: Channel) -> None:
+        worker.send(Took(number, await self._ledger.take(keys)))
 
-    async def _collect(self, number: int, writer: asyncio.StreamWriter) -> None:
+    async def _collect(self, number: int, worker: Channel) -> None:
         texts = await asyncio.gather(*(self._scrape(worker) for worker in list(self._workers)))
         own = "".join(
             f"# HELP kvduplex_router_{name} {name.replace('_', ' ').capitalize()}.\n"
             f"# TYPE kvduplex_router_{name} gauge\nkvduplex_router_{name} {value}\n"
             for name, value in {**self._ledger.counts_now(), "workers": self.workers}.items()
         )
-        writer.write(encode(Collected(number, merged([*filter(None, texts), own.encode()]))))
+        worker.send(Collected(number, merged([*filter(None, texts), own.encode()])))
 
-    async def _scrape(self, worker: asyncio.StreamWriter) -> bytes:
+    async def _scrape(self, worker: Channel) -> bytes:
         """A worker's metrics; nothing from one that does not answer in time."""
         number = next(self._numbers)
         waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._scrapes[number] = waiting
         try:
-            worker.write(encode(Scrape(number)))
+            worker.send(Scrape(number))
             async with asyncio.timeout(_SCRAPE_S):
                 return await waiting
-        except (TimeoutError, ConnectionError):
+        except TimeoutError:
             return b""
         finally:
-            with contextlib.suppress(KeyError):
-                del self._scrapes[number]
+            self._scrapes.pop(number, None)

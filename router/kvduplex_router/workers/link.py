@@ -12,6 +12,7 @@ from kvduplex_router.conversations.ledger import Taken
 from kvduplex_router.conversations.reference import Reference
 from kvduplex_router.fleet.engine import Engine
 from kvduplex_router.fleet.members import Member, Roster
+from kvduplex_router.workers.channel import Channel
 from kvduplex_router.workers.messages import (
     Admit,
     Collect,
@@ -29,8 +30,6 @@ from kvduplex_router.workers.messages import (
     Take,
     Took,
     decode_from_hub,
-    encode,
-    read_frame,
 )
 
 __all__ = ["HubLink"]
@@ -46,7 +45,7 @@ class HubLink:
     """
 
     def __init__(self) -> None:
-        self._writer: asyncio.StreamWriter | None = None
+        self._channel: Channel | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
         self.render: Callable[[], bytes] = bytes
@@ -56,17 +55,29 @@ class HubLink:
 
     async def run(self, path: Path, connected: asyncio.Event) -> None:
         """Connect and read until the hub is gone; `connected` is set once it has said who belongs to the fleet."""
-        reader, self._writer = await asyncio.open_unix_connection(path)
+        gone = asyncio.Event()
+
+        def hear(_channel: Channel, body: bytes) -> None:
+            self._handle(decode_from_hub(body))
+            if self._roster is not None:
+                connected.set()
+
+        def lose(_channel: Channel) -> None:
+            gone.set()
+
+        _, channel = await asyncio.get_running_loop().create_unix_connection(
+            lambda: Channel(on_made=self._open, on_body=hear, on_lost=lose), str(path)
+        )
         try:
-            while True:
-                self._handle(decode_from_hub(await read_frame(reader)))
-                if self._roster is not None:
-                    connected.set()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return
+            await gone.wait()
         finally:
-            self._writer.close()
-            self._writer = None
+            self._channel = None
+            for number in self._waiting:
+                self._answer(number, None)
+            channel.close()
+
+    def _open(self, channel: Channel) -> None:
+        self._channel = channel
 
     async def take(self, keys: Sequence[bytes]) -> Taken | None:
         """See `Ledger.take`."""
@@ -115,21 +126,21 @@ class HubLink:
             on_roster(self._roster)
 
     async def _ask(self, message: Take | Collect | Admit | Dismiss, number: int, timeout_s: float) -> Any:
-        if self._writer is None:
+        if self._channel is None:
             return None
-        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiting = self._waiting[number] = loop.create_future()
+        late = loop.call_later(timeout_s, self._answer, number, None)
         try:
-            self._send(message)
-            async with asyncio.timeout(timeout_s):
-                return await waiting
-        except TimeoutError:
-            return None
+            self._channel.send(message)
+            return await waiting
         finally:
+            late.cancel()
             del self._waiting[number]
 
     def _send(self, message: FromWorker) -> None:
-        if self._writer is not None:
-            self._writer.write(encode(message))
+        if self._channel is not None:
+            self._channel.send(message)
 
     def _handle(self, message: FromHub) -> None:
         match message:

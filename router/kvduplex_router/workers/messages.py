@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 import msgspec
@@ -30,7 +29,6 @@ __all__ = [
     "decode_from_hub",
     "decode_from_worker",
     "encode",
-    "read_frame",
 ]
 
 
@@ -149,12 +147,3 @@ def decode_from_worker(body: bytes) -> FromWorker:
 def decode_from_hub(body: bytes) -> FromHub:
     """A message of the hub."""
     return _FROM_HUB.decode(body)
-
-
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """The next message's body.
-
-    Raises:
-        IncompleteReadError: The other side closed.
-    """
-    return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))

@@ -1,0 +1,76 @@
+"""What workers and hub say to each other, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvduplex_router.workers.channel import Channel
+from kvduplex_router.workers.link import HubLink
+from kvduplex_router.workers.messages import Release, decode_from_worker, encode
+
+
+def channel(heard: list[bytes]) -> Channel:
+    return Channel(on_made=lambda _: None, on_body=lambda _, body: heard.append(body), on_lost=lambda _: None)
+
+
+@given(st.lists(st.text(max_size=20), max_size=6), st.data())
+def test_messages_are_whole_however_their_bytes_come(leases: list[str], data: st.DataObject) -> None:
+    sent = [Release("d:1", lease) for lease in leases]
+    stream = b"".join(map(encode, sent))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    heard: list[bytes] = []
+    end = channel(heard)
+    for begin, until in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        end.data_received(stream[begin:until])
+    assert [decode_from_worker(body) for body in heard] == sent
+
+
+async def test_a_peer_that_does_not_read_is_not_listened_to() -> None:
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    heard: list[bytes] = []
+    _, end = await loop.create_connection(lambda: channel(heard), sock=ours)
+    try:
+        for _ in range(40):
+            end.send(Release("d:1", "x" * 50_000))
+        await loop.sock_sendall(theirs, encode(Release("d:1", "unheard")))
+        await asyncio.sleep(0.1)
+        assert heard == []
+        while not heard:
+            async with asyncio.timeout(10):
+                await loop.sock_recv(theirs, 1 << 20)
+        assert decode_from_worker(heard[0]) == Release("d:1", "unheard")
+    finally:
+        end.close()
+        theirs.close()
+
+
+async def test_a_hub_that_goes_away_answers_those_who_wait(tmp_path: Path) -> None:
+    served: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    server = await asyncio.start_unix_server(lambda _reader, writer: served.put_nowait(writer), tmp_path / "hub")
+    link, connected = HubLink(), asyncio.Event()
+    running = asyncio.create_task(link.run(tmp_path / "hub", connected))
+    try:
+        async with asyncio.timeout(10):
+            hub = await served.get()
+            asking = asyncio.create_task(link.take([b"k"]))
+            await asyncio.sleep(0)
+            hub.close()
+            assert await asking is None
+            await running
+        assert await link.take([b"k"]) is None
+    finally:
+        running.cancel()
+        server.close()
+
+
+async def test_sending_needs_no_hub() -> None:
+    link = HubLink()
+    link.release("d:1", "lease")
+    assert await link.take([b"k"]) is None
