@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,11 @@ from uvicorn.server import ServerState
 from kvduplex.tinymodel.tokenizer import tokenizer_files, vocabulary
 from kvduplex_router.compose import Router, compose
 from kvduplex_router.config import build_config
+from kvduplex_transfer.leases import messages
+from kvduplex_transfer.leases.chain import HashChain
+from kvduplex_transfer.leases.records import LeaseLimits
+from kvduplex_transfer.leases.server import LeaseServer
+from kvduplex_transfer.leases.table import LeaseTable
 
 DEADLINE_S = 10.0
 
@@ -461,3 +467,57 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, content in tokenizer_files(vocabulary(), max_tokens=8192).items():
         (folder / name).write_bytes(content)
     return folder
+
+
+class Leases:
+    """The lease side of a scripted decode engine: the real table behind the real endpoint."""
+
+    def __init__(self) -> None:
+        self.engine_id = "engine-1"
+        self.asked = 0
+        self.table = LeaseTable(limits=LeaseLimits(budget_blocks=500), clock=time.monotonic)
+        self.server = LeaseServer(
+            table=self.table, identity=self._identity, source=lambda: None, host="127.0.0.1", port=0
+        )
+        self.server.start()
+
+    @property
+    def address(self) -> str:
+        return self.server.endpoint.removeprefix("tcp://")
+
+    @property
+    def held(self) -> int:
+        """Leases alive now."""
+        return self.table.snapshot().held
+
+    def entries(self, engine: Engine) -> dict[str, str]:
+        """For `make_cluster`: this endpoint on every decode engine."""
+        return {"lease": self.address} if engine.name.startswith("decode") else {}
+
+    def _identity(self, nonce: int) -> messages.Identity:
+        self.asked += nonce > 0
+        return messages.Identity(nonce, self.engine_id, "m", "0.32", 32, b"f", 0, 0, 500, 30.0, 480.0)
+
+    def alive(self, lease_id: str) -> bool:
+        return lease_id in self.table.renew([lease_id])
+
+    def script(self, engine: Engine) -> None:
+        """Let the engine keep leases as the connector does: when a request ended or was aborted."""
+        answer = engine.handler
+
+        async def handler(request: Request) -> None:
+            lease = (request.json.get("kv_transfer_params") or {}).get("lease")
+            if lease and "id" in lease:
+                self.table.hold(lease["id"], HashChain.of([b"h" * 32]), [1], lease.get("ttl_s"))
+            await answer(request)
+
+        engine.params_in_stream = False
+        engine.handler = handler
+
+
+@pytest.fixture
+def leases() -> Iterator[Leases]:
+    """Leases of a decode engine that is otherwise scripted."""
+    made = Leases()
+    yield made
+    made.server.close()

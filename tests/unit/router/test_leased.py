@@ -4,77 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from kvduplex_transfer.leases import messages
-from kvduplex_transfer.leases.chain import HashChain
-from kvduplex_transfer.leases.records import LeaseLimits
-from kvduplex_transfer.leases.server import LeaseServer
-from kvduplex_transfer.leases.table import LeaseTable
-
-CHAIN = HashChain.of([b"h" * 32])
-LIMITS = LeaseLimits(budget_blocks=500)
-
-
-class Decode:
-    """The lease side of a scripted decode engine."""
-
-    def __init__(self) -> None:
-        self.engine_id = "engine-1"
-        self.asked = 0
-        self.table = LeaseTable(limits=LIMITS, clock=time.monotonic)
-        self.server = LeaseServer(
-            table=self.table, identity=self._identity, source=lambda: None, host="127.0.0.1", port=0
-        )
-        self.server.start()
-
-    @property
-    def address(self) -> str:
-        return self.server.endpoint.removeprefix("tcp://")
-
-    @property
-    def held(self) -> int:
-        """Leases alive now."""
-        return self.table.snapshot().held
-
-    def _identity(self, nonce: int) -> messages.Identity:
-        self.asked += nonce > 0
-        return messages.Identity(nonce, self.engine_id, "m", "0.32", 32, b"f", 0, 0, 500, 30.0, 480.0)
-
-    def alive(self, lease_id: str) -> bool:
-        return lease_id in self.table.renew([lease_id])
-
-    def script(self, engine: Any) -> None:
-        """Let the engine keep leases as the connector does: when a request ended or was aborted."""
-        answer = engine.handler
-
-        async def handler(request: Any) -> None:
-            lease = request.json.get("kv_transfer_params", {}).get("lease")
-            if lease and "id" in lease:
-                self.table.hold(lease["id"], CHAIN, [1], lease.get("ttl_s"))
-            await answer(request)
-
-        engine.params_in_stream = False
-        engine.handler = handler
-
 
 @pytest.fixture
-def decode() -> Iterator[Decode]:
-    engine = Decode()
-    yield engine
-    engine.server.close()
-
-
-@pytest.fixture
-async def cluster(decode: Decode, make_cluster: Any) -> Any:
+async def cluster(leases: Any, make_cluster: Any) -> Any:
     made = await make_cluster(
-        entries=lambda e: {"lease": decode.address} if e.name.startswith("decode") else {},
+        entries=leases.entries,
         conversations={"lease_ttl_s": 1.0, "keep_s": 1.5},
     )
-    decode.script(made.d)
+    leases.script(made.d)
     return made
 
 
@@ -88,7 +29,7 @@ def claim_of(cluster: Any, index: int = -1) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_router_names_the_lease_and_offers_it_on_the_next_turn(
-    cluster: Any, decode: Decode, tools: Any, stream: bool
+    cluster: Any, leases: Any, tools: Any, stream: bool
 ) -> None:
     await cluster.client.chat(conversation_id="c", stream=stream)
     lease = lease_of(cluster)
@@ -97,7 +38,7 @@ async def test_the_router_names_the_lease_and_offers_it_on_the_next_turn(
         tools.chat_body("entirely", "other", "history"), conversation_id="c", stream=stream
     )
     assert answer.headers["x-kvduplex-plan"] == "pull"
-    assert claim_of(cluster) == {"id": lease["id"], "endpoint": decode.server.endpoint}
+    assert claim_of(cluster) == {"id": lease["id"], "endpoint": leases.server.endpoint}
     assert cluster.p.bodies[1]["kv_transfer_params"]["do_remote_decode"] is True
     assert lease_of(cluster)["id"] != lease["id"]
     assert b"lease" not in answer.body
@@ -118,9 +59,9 @@ async def test_a_conversation_without_id_is_recognised(cluster: Any, tools: Any)
     assert claim_of(cluster)["id"] == lease_of(cluster, 0)["id"]
 
 
-async def test_what_nobody_could_find_again_is_not_retained(decode: Decode, make_cluster: Any) -> None:
+async def test_what_nobody_could_find_again_is_not_retained(leases: Any, make_cluster: Any) -> None:
     cluster = await make_cluster(
-        entries=lambda e: {"lease": decode.address} if e.name.startswith("decode") else {},
+        entries=leases.entries,
         conversations={"recognise": False},
     )
     await cluster.client.chat()
@@ -129,43 +70,41 @@ async def test_what_nobody_could_find_again_is_not_retained(decode: Decode, make
     assert lease_of(cluster) == {"retain": False}
 
 
-async def test_a_superseded_lease_is_released(cluster: Any, decode: Decode, tools: Any) -> None:
+async def test_a_superseded_lease_is_released(cluster: Any, leases: Any, tools: Any) -> None:
     await cluster.client.chat(conversation_id="c")
     first = lease_of(cluster)["id"]
-    assert decode.alive(first)
+    assert leases.alive(first)
     await cluster.client.chat(conversation_id="c")
-    await tools.eventually(lambda: not decode.alive(first), "it is given back")
-    assert decode.alive(lease_of(cluster)["id"])
+    await tools.eventually(lambda: not leases.alive(first), "it is given back")
+    assert leases.alive(lease_of(cluster)["id"])
 
 
-async def test_leases_are_renewed_for_as_long_as_a_next_turn_is_likely(
-    cluster: Any, decode: Decode, tools: Any
-) -> None:
+async def test_leases_are_renewed_for_as_long_as_a_next_turn_is_likely(cluster: Any, leases: Any, tools: Any) -> None:
     """The lease lives 1 s from a renewal, and is renewed for 1.5 s."""
     await cluster.client.chat(conversation_id="c")
     end = time.monotonic() + 1.25
     while time.monotonic() < end:
-        assert decode.held == 1, "renewed beyond its own second"
+        assert leases.held == 1, "renewed beyond its own second"
         await asyncio.sleep(0.05)
-    await tools.eventually(lambda: decode.held == 0, "then left to end")
+    await tools.eventually(lambda: leases.held == 0, "then left to end")
     assert cluster.metric("leases_renewed") == 0
 
 
-async def test_a_lease_the_engine_dropped_is_not_offered(cluster: Any, decode: Decode, tools: Any) -> None:
+async def test_a_lease_the_engine_dropped_is_not_offered(cluster: Any, leases: Any, tools: Any) -> None:
     await cluster.client.chat(conversation_id="c")
-    decode.table.drop_held()
+    leases.table.drop_held()
     await tools.eventually(lambda: cluster.metric("leases_renewed") == 0, "the renewal shows it")
     await cluster.client.chat(conversation_id="c")
     assert claim_of(cluster) is None
     assert cluster.metric("reuse_refused_total", reason="lease_lost") == 1
 
 
-async def test_an_engine_that_restarted_is_noticed(cluster: Any, decode: Decode, tools: Any) -> None:
-    await tools.eventually(lambda: decode.asked, "the router asked who answers")
+async def test_an_engine_that_restarted_is_noticed(cluster: Any, leases: Any, tools: Any) -> None:
+    await tools.eventually(lambda: leases.asked, "the router asked who answers")
     await cluster.client.chat(conversation_id="c")
-    decode.engine_id = "engine-2"
-    asked = decode.asked
-    await tools.eventually(lambda: decode.asked >= asked + 2, "the router asked again")
+    leases.engine_id = "engine-2"
+    asked = leases.asked
+    await tools.eventually(lambda: leases.asked >= asked + 2, "the router asked again")
     await cluster.client.chat(conversation_id="c")
     assert claim_of(cluster) is None
     assert cluster.metric("reuse_refused_total", reason="engine_restarted") == 1
@@ -190,7 +129,7 @@ async def test_an_aborted_stream_loses_no_lease(cluster: Any, tools: Any) -> Non
 
 
 @pytest.mark.parametrize("failure", ["refused", "broken", "in_stream"])
-async def test_the_lease_of_a_failed_turn_is_given_back(cluster: Any, decode: Decode, tools: Any, failure: str) -> None:
+async def test_the_lease_of_a_failed_turn_is_given_back(cluster: Any, leases: Any, tools: Any, failure: str) -> None:
     async def fail(request: Any) -> None:
         if failure == "refused":
             await request.reply({"error": {"message": "no", "type": "x", "code": 400}}, 400)
@@ -203,36 +142,36 @@ async def test_the_lease_of_a_failed_turn_is_given_back(cluster: Any, decode: De
             await request.end_stream()
 
     cluster.d.handler = fail
-    decode.script(cluster.d)
+    leases.script(cluster.d)
     await cluster.client.chat(conversation_id="c", stream=True)
     lease = lease_of(cluster)["id"]
-    await tools.eventually(lambda: not decode.alive(lease), "it is given back")
+    await tools.eventually(lambda: not leases.alive(lease), "it is given back")
     assert cluster.metric("references") == 0
 
 
-async def test_an_endpoint_that_does_not_answer_harms_no_turn(decode: Decode, make_cluster: Any, tools: Any) -> None:
+async def test_an_endpoint_that_does_not_answer_harms_no_turn(leases: Any, make_cluster: Any, tools: Any) -> None:
     cluster = await make_cluster(
-        entries=lambda e: {"lease": decode.address} if e.name.startswith("decode") else {},
+        entries=leases.entries,
     )
-    decode.server.close()
+    leases.server.close()
     for text in ("a", "b"):
         answer = await cluster.client.chat(tools.chat_body("hi", "Hello there", text), conversation_id="c")
         assert answer.status == 200
     assert claim_of(cluster) is not None
 
 
-async def test_the_router_gives_all_leases_back_when_it_ends(decode: Decode, make_cluster: Any, tools: Any) -> None:
-    cluster = await make_cluster(entries=lambda e: {"lease": decode.address} if e.name.startswith("decode") else {})
-    decode.script(cluster.d)
+async def test_the_router_gives_all_leases_back_when_it_ends(leases: Any, make_cluster: Any, tools: Any) -> None:
+    cluster = await make_cluster(entries=leases.entries)
+    leases.script(cluster.d)
     await cluster.client.chat(conversation_id="c")
     await cluster.client.chat(conversation_id="d")
-    assert decode.held == 2
+    assert leases.held == 2
     await cluster.stop_router()
-    assert decode.held == 0
+    assert leases.held == 0
 
 
-async def test_mixed_fleets_use_what_each_engine_speaks(decode: Decode, make_cluster: Any, tools: Any) -> None:
-    cluster = await make_cluster(decode=2, entries=lambda e: {"lease": decode.address} if e.name == "decode0" else {})
+async def test_mixed_fleets_use_what_each_engine_speaks(leases: Any, make_cluster: Any, tools: Any) -> None:
+    cluster = await make_cluster(decode=2, entries=lambda e: {"lease": leases.address} if e.name == "decode0" else {})
     for name in ("a", "b"):
         await cluster.client.chat(tools.chat_body(name), conversation_id=name)
     leased, stock = cluster.decode

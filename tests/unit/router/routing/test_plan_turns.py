@@ -2,63 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvduplex_transfer.leases import messages
-from kvduplex_transfer.leases.chain import HashChain
-from kvduplex_transfer.leases.records import LeaseLimits
-from kvduplex_transfer.leases.server import LeaseServer
-from kvduplex_transfer.leases.table import LeaseTable
-
 LONG = "the of and to in a is that for it as was with be by on not he his but " * 40
-CHAIN = HashChain.of([b"h" * 32])
-
-
-class Leases:
-    """The lease side of a scripted decode engine."""
-
-    def __init__(self) -> None:
-        self.table = LeaseTable(limits=LeaseLimits(budget_blocks=500), clock=time.monotonic)
-        self.server = LeaseServer(
-            table=self.table, source=lambda: None, host="127.0.0.1", port=0,
-            identity=lambda nonce: messages.Identity(nonce, "e", "m", "0.32", 32, b"f", 0, 0, 500, 30.0, 480.0),
-        )  # fmt: skip
-        self.server.start()
-        self.entry = {"lease": self.server.endpoint.removeprefix("tcp://")}
-
-    def script(self, engine: Any) -> None:
-        answer = engine.handler
-
-        async def handler(request: Any) -> None:
-            lease = (request.json.get("kv_transfer_params") or {}).get("lease")
-            if lease and "id" in lease:
-                self.table.hold(lease["id"], CHAIN, [1], lease.get("ttl_s"))
-            await answer(request)
-
-        engine.params_in_stream = False
-        engine.handler = handler
 
 
 @pytest.fixture
-def leases() -> Iterator[Leases]:
-    made = Leases()
-    yield made
-    made.server.close()
-
-
-@pytest.fixture
-def make(make_cluster: Any, model: Path, leases: Leases, monkeypatch: pytest.MonkeyPatch) -> Any:
+def make(make_cluster: Any, model: Path, leases: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that starts one prefill and one leased decode engine with routing settings."""
     monkeypatch.setenv("ADMIN_KEY", "admin-key-1")
 
     async def start(**routing: Any) -> Any:
         cluster = await make_cluster(
-            entries=lambda engine: leases.entry if engine.name.startswith("decode") else {},
+            entries=leases.entries,
             routing={"tokenizer": str(model), **routing},
             admin={"key_env": "ADMIN_KEY"},
         )
@@ -100,7 +59,7 @@ async def test_by_default_a_next_turn_is_pulled_and_the_receipt_says_what_was_ex
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_a_decode_engine_goes_on_alone_where_that_is_allowed_and_cheaper(
-    make: Any, leases: Leases, stream: bool
+    make: Any, leases: Any, stream: bool
 ) -> None:
     cluster = await make(plans=["continue", "pull", "recompute"])
     await cluster.client.chat(messages=history(1), conversation_id="c", stream=stream)

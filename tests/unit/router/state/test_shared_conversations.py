@@ -5,63 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kvduplex_router.config import build_config
 from kvduplex_router.errors import ConfigError
-from kvduplex_transfer.leases import messages
-from kvduplex_transfer.leases.chain import HashChain
-from kvduplex_transfer.leases.records import LeaseLimits
-from kvduplex_transfer.leases.server import LeaseServer
-from kvduplex_transfer.leases.table import LeaseTable
 
 TTL_S = 1.0
-
-
-class Leases:
-    """The real lease endpoint of a scripted decode engine."""
-
-    def __init__(self) -> None:
-        limits = LeaseLimits(budget_blocks=500)
-        self.table = LeaseTable(limits=limits, clock=time.monotonic)
-        self.engine_id = "engine-1"
-        self.server = LeaseServer(
-            table=self.table, identity=self._identity, source=lambda: None, host="127.0.0.1", port=0
-        )
-        self.server.start()
-
-    def _identity(self, nonce: int) -> messages.Identity:
-        return messages.Identity(nonce, self.engine_id, "m", "0.32", 32, b"f", 0, 0, 500, 30.0, 480.0)
-
-    @property
-    def address(self) -> str:
-        return self.server.endpoint.removeprefix("tcp://")
-
-    @property
-    def held(self) -> int:
-        return self.table.snapshot().held
-
-    def script(self, engine: Any) -> None:
-        answer = engine.handler
-
-        async def handler(request: Any) -> None:
-            lease = request.json.get("kv_transfer_params", {}).get("lease")
-            if lease and "id" in lease:
-                self.table.hold(lease["id"], HashChain.of([b"h" * 32]), [1], lease.get("ttl_s"))
-            await answer(request)
-
-        engine.params_in_stream = False
-        engine.handler = handler
-
-
-@pytest.fixture
-def leases() -> Iterator[Leases]:
-    made = Leases()
-    yield made
-    made.server.close()
 
 
 def state_of(router: Any) -> bool:
@@ -69,10 +20,10 @@ def state_of(router: Any) -> bool:
 
 
 @pytest.fixture
-async def pair(server: Any, leases: Leases, make_cluster: Any, tools: Any) -> Any:
+async def pair(server: Any, leases: Any, make_cluster: Any, tools: Any) -> Any:
     """Two routers over one prefill and one leased decode engine, sharing conversations."""
     first = await make_cluster(
-        entries=lambda e: {"lease": leases.address} if e.name.startswith("decode") else {},
+        entries=leases.entries,
         conversations={"lease_ttl_s": TTL_S, "keep_s": 30.0},
         state={"url": server.url, "retry_s": 0.05},
     )
@@ -161,7 +112,7 @@ async def test_only_metadata_with_a_time_to_live_is_stored(pair: Any, server: An
 
 
 async def test_another_router_renews_what_one_that_ended_had_made(
-    pair: Any, server: Any, leases: Leases, tools: Any
+    pair: Any, server: Any, leases: Any, tools: Any
 ) -> None:
     first, second = pair
     await first.client.chat(conversation_id="c")
@@ -178,9 +129,7 @@ async def test_another_router_renews_what_one_that_ended_had_made(
     assert claims(second) == [lease]
 
 
-async def test_a_lease_that_its_engine_dropped_is_known_to_all(
-    pair: Any, server: Any, leases: Leases, tools: Any
-) -> None:
+async def test_a_lease_that_its_engine_dropped_is_known_to_all(pair: Any, server: Any, leases: Any, tools: Any) -> None:
     first, second = pair
     await first.client.chat(conversation_id="c")
     await stored(server, tools, 1)
@@ -192,7 +141,7 @@ async def test_a_lease_that_its_engine_dropped_is_known_to_all(
 
 
 async def test_a_taken_lease_is_no_longer_renewed_and_a_superseded_one_given_back(
-    pair: Any, server: Any, leases: Leases, tools: Any
+    pair: Any, server: Any, leases: Any, tools: Any
 ) -> None:
     first, second = pair
     await first.client.chat(conversation_id="c")
