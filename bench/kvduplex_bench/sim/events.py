@@ -16,12 +16,13 @@ import zmq.asyncio
 from kvduplex_bench.sim.core.engine import Removed, Stored
 from kvduplex_bench.sim.errors import SimError
 
-__all__ = ["EventPublisher"]
+__all__ = ["EventPublisher", "encode_batch"]
 
 _BUFFERED: Final = 10_000
 _QUEUED: Final = 100_000
 _END: Final = (-1).to_bytes(8, "big", signed=True)
 _REPLAY_FRAMES: Final = 3
+_ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class _BlockStored(msgspec.Struct, tag="BlockStored", omit_defaults=True):
@@ -68,7 +69,6 @@ class EventPublisher:
         self._block_size = block_size
         self._sequence = 0
         self._past: deque[tuple[int, bytes]] = deque(maxlen=_BUFFERED)
-        self._encoder = msgspec.msgpack.Encoder()
         self._pub: zmq.Socket[bytes] = zmq.Context(context).socket(zmq.PUB)
         self._replay = context.socket(zmq.ROUTER)
         self._pub.linger = self._replay.linger = 0
@@ -83,11 +83,11 @@ class EventPublisher:
 
     def publish(self, events: Iterable[Stored | Removed]) -> None:
         """Send a batch."""
-        self._send([self._event(event) for event in events])
+        self._send(encode_batch(events, self._block_size))
 
     def cleared(self) -> None:
         """Everything was forgotten."""
-        self._send([_AllBlocksCleared()])
+        self._send(_encoded([_AllBlocksCleared()]))
 
     async def close(self) -> None:
         """Free both ports."""
@@ -100,16 +100,7 @@ class EventPublisher:
         self._pub.close()
         self._replay.close()
 
-    def _event(self, event: Stored | Removed) -> _BlockStored | _BlockRemoved:
-        if isinstance(event, Removed):
-            return _BlockRemoved(event.hashes, "GPU", 0)
-        work, size = event.work, self._block_size
-        parent = bytes(work.hashes[event.start - 1]) if event.start else None
-        tokens = list(work.tokens[event.start * size : event.end * size])
-        return _BlockStored(list(work.hashes[event.start : event.end]), parent, tokens, size, None, "GPU", None, 0)
-
-    def _send(self, events: list[Any]) -> None:
-        payload = self._encoder.encode(_Batch(time.time(), events, 0))
+    def _send(self, payload: bytes) -> None:
         self._past.append((self._sequence, payload))
         self._pub.send_multipart((b"", self._sequence.to_bytes(8, "big"), payload))
         self._sequence += 1
@@ -124,3 +115,26 @@ class EventPublisher:
                 if sequence >= start:
                     await self._replay.send_multipart((client, b"", b"", sequence.to_bytes(8, "big"), payload))
             await self._replay.send_multipart((client, b"", b"", _END, b""))
+
+
+def encode_batch(events: Iterable[Stored | Removed], block_size: int) -> bytes:
+    """One message's payload, as vLLM encodes it.
+
+    Args:
+        events: What changed, in order.
+        block_size: Tokens of a block.
+    """
+    return _encoded([_event(event, block_size) for event in events])
+
+
+def _encoded(events: list[Any]) -> bytes:
+    return _ENCODER.encode(_Batch(time.time(), events, 0))
+
+
+def _event(event: Stored | Removed, size: int) -> _BlockStored | _BlockRemoved:
+    if isinstance(event, Removed):
+        return _BlockRemoved(event.hashes, "GPU", 0)
+    work = event.work
+    parent = bytes(work.hashes[event.start - 1]) if event.start else None
+    tokens = list(work.tokens[event.start * size : event.end * size])
+    return _BlockStored(list(work.hashes[event.start : event.end]), parent, tokens, size, None, "GPU", None, 0)

@@ -26,14 +26,25 @@ class Agenda:
         self.now = 0.0
         self._order = itertools.count()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._background = 0
 
     def at(self, when: float, act: Callable[[], None]) -> None:
         """Do `act` at `when`, and not before what was entered for the same time."""
         heapq.heappush(self._due, (max(when, self.now), next(self._order), act))
 
+    def every(self, seconds: float, act: Callable[[], None]) -> None:
+        """Do `act` again and again, for as long as there is anything else to do."""
+
+        def again() -> None:
+            act()
+            self.at(self.now + seconds, again)
+
+        self._background += 1
+        self.at(self.now + seconds, again)
+
     def run(self, until: float = float("inf")) -> None:
         """Do everything up to `until`."""
-        while self._due and self._due[0][0] <= until:
+        while len(self._due) > self._background and self._due[0][0] <= until:
             self.now, _, act = heapq.heappop(self._due)
             act()
 
@@ -46,17 +57,38 @@ class VirtualEngine:
         agenda: Its time.
         caching: Whether its prefix cache is on.
         leases: Bounds of its lease table.
+        after_step: Called after each step, to publish what changed; the engine keeps its events for it.
     """
 
     def __init__(
-        self, timing: Timing, agenda: Agenda, *, caching: bool = True, leases: LeaseLimits | None = None
+        self,
+        timing: Timing,
+        agenda: Agenda,
+        *,
+        caching: bool = True,
+        leases: LeaseLimits | None = None,
+        after_step: Callable[[], None] | None = None,
     ) -> None:
-        self.core = EngineCore(timing, clock=lambda: agenda.now, caching=caching, leases=leases)
+        self.core = EngineCore(
+            timing, clock=lambda: agenda.now, caching=caching, leases=leases, recording=after_step is not None
+        )
         self._agenda = agenda
+        self._after_step = after_step
         self._step: Step | None = None
         self._turn = 0
         self._done: dict[Work, Callable[[Work, float], None]] = {}
+        self._first: dict[Work, Callable[[], None]] = {}
         self.in_flight = 0
+
+    @property
+    def tokens_in_flight(self) -> int:
+        """Prompt tokens of all requests here, generated ones left out."""
+        return sum(work.prompt_tokens for work in self._done)
+
+    @property
+    def tokens_to_compute(self) -> int:
+        """Prompt tokens that are neither computed nor, for requests with blocks, found in the cache."""
+        return sum(max(0, work.prompt_tokens - work.computed) for work in self._done)
 
     def submit(
         self,
@@ -65,10 +97,13 @@ class VirtualEngine:
         *,
         retention: Retention | None = None,
         send_s: float | None = None,
+        first: Callable[[], None] | None = None,
     ) -> None:
-        """Take in a request and call `done` with it and the time when it is finished."""
+        """Take in a request; call `first` when it has its first token, and `done` with it and the time of its end."""
         work.arrived = self._agenda.now
         self._done[work] = done
+        if first is not None:
+            self._first[work] = first
         self.in_flight += 1
         self.core.submit(work, retention=retention, send_s=send_s)
         self._look()
@@ -103,6 +138,11 @@ class VirtualEngine:
         step, self._step = self._step, None
         assert step is not None  # noqa: S101 - only the turn of a step comes here
         self.core.end(step)
+        if self._after_step is not None:
+            self._after_step()
+        for work in step.first:
+            if (first := self._first.pop(work, None)) is not None:
+                first()
         finished = [(work, self._done.pop(work)) for work in step.finished]
         self.in_flight -= len(finished)
         for work, done in finished:

@@ -134,7 +134,9 @@ class Player:
         self.serve(conversation, index, work, answered)
 
 
-def play_replicas(trace: Trace, timing: Timing, *, replicas: int, rate: float, policy: str) -> list[Outcome]:
+def play_replicas(
+    trace: Trace, timing: Timing, *, replicas: int, rate: float, policy: str | Callable[[], Pick]
+) -> list[Outcome]:
     """Play a trace over plain replicas.
 
     Args:
@@ -142,11 +144,11 @@ def play_replicas(trace: Trace, timing: Timing, *, replicas: int, rate: float, p
         timing: The engines.
         replicas: How many.
         rate: Conversations a second.
-        policy: One of `POLICIES`.
+        policy: One of `POLICIES`, or what makes another.
     """
     agenda = Agenda()
     engines = [VirtualEngine(timing, agenda) for _ in range(replicas)]
-    pick = POLICIES[policy]()
+    pick = (POLICIES[policy] if isinstance(policy, str) else policy)()
 
     def serve(conversation: Conversation, _index: int, work: Work, answered: Callable[[Outcome], None]) -> None:
         asked = agenda.now

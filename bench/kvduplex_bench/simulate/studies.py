@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
+from kvduplex_bench.routing.load import bearable_rate
 from kvduplex_bench.sim.core.timing import Timing, load_timing
 from kvduplex_bench.simulate.clockwork import Agenda
-from kvduplex_bench.simulate.fleet import Player, play_replicas
+from kvduplex_bench.simulate.fleet import Outcome, Player, play_replicas
 from kvduplex_bench.simulate.pd import Leasing, PdFleet, PdSettings
+from kvduplex_bench.simulate.peers import PEERS
 from kvduplex_bench.simulate.published import PUBLISHED, replay
 from kvduplex_bench.simulate.sums import sums
-from kvduplex_bench.traces.generate import agents
+from kvduplex_bench.traces.generate import GENERATORS, agents
 from kvduplex_bench.traces.model import Trace
 
 __all__ = ["STUDIES", "Row", "Study"]
@@ -27,6 +29,9 @@ _GENERAL: Final = (
 )
 _WINDOW: Final = (60.0, 240.0)
 _ENGINES: Final = 8
+_POLICY_WINDOW: Final = (40.0, 80.0)
+_SEEDS: Final = (1, 2)
+_CONVERSATIONS: Final = 6000
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,34 @@ def _threshold(size: float) -> Iterator[Row]:
             yield {"profile": profile, "threshold": threshold, **row}
 
 
+def _policies(size: float) -> Iterator[Row]:
+    # The router comes with an extra of its own, which the other studies do without.
+    from kvduplex_bench.simulate.routed import OWN, play_routed  # noqa: PLC0415
+
+    timing = load_timing("qwen3-32b-h200")
+    begin_s, end_s = (each * size for each in _POLICY_WINDOW)
+    for name in ("agents", "rag", "mix"):
+        traces = [GENERATORS[name](_CONVERSATIONS, seed) for seed in _SEEDS]
+        full = bearable_rate(traces[0], timing, replicas=_ENGINES)
+        for load in (0.5, 0.8, 0.95):
+            rate = full * load
+            offered = [trace.starting_by(end_s, rate) for trace in traces]
+            for policy, make in PEERS.items():
+                found = [play_replicas(each, timing, replicas=_ENGINES, rate=rate, policy=make) for each in offered]
+                yield _policy_row(name, load, policy, found, begin_s, end_s)
+            for policy in OWN:
+                found = [play_routed(each, timing, replicas=_ENGINES, rate=rate, policy=policy) for each in offered]
+                yield _policy_row(name, load, f"kvduplex {policy}", found, begin_s, end_s)
+
+
+def _policy_row(
+    trace: str, load: float, policy: str, found: Sequence[Sequence[Outcome]], begin_s: float, end_s: float
+) -> Row:
+    row = sums([each for outcomes in found for each in outcomes], begin_s=begin_s, end_s=end_s)
+    row["tokens_per_s"] /= len(found)
+    return {"trace": trace, "load": load, "policy": policy, **row}
+
+
 def _slow_network() -> Timing:
     base = load_timing("qwen3-32b-h200")
     slow = msgspec.structs.replace(base.back, setup_s=0.15, per_token_s=2.1e-4, source="256 KiB a token at 10 Gb/s")
@@ -188,6 +221,12 @@ STUDIES: Final = {
         Study(
             "threshold", "How many tokens must a pull bring to be worth it?",
             f"{_GENERAL}; 4P4D; slow network: 10 Gb/s and 150 ms to begin", _threshold,
+        ),
+        Study(
+            "policies", "Which policy is best over eight replicas, at which load?",
+            "generated traces, seeds 1 and 2 together; the router's own code decides, without sockets; peers are "
+            "approximations of their published algorithms, with exact knowledge of caches; turns of 40 s after 40 s",
+            _policies,
         ),
         Study("machines", "Trn2 next to H200", f"{_GENERAL}; 4P4D; two rooflines, see the profiles", _machines),
         Study(

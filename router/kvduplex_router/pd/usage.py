@@ -25,10 +25,12 @@ class PromptUsage(msgspec.Struct, frozen=True):
     Attributes:
         prompt_tokens: Tokens of the prompt; None when it did not say.
         cached_tokens: Of those, tokens it did not compute; None when it did not say.
+        generated_tokens: Tokens of its answer; None when it did not say.
     """
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    generated_tokens: int | None = None
 
     @classmethod
     def of_member(cls, raw: bytes | msgspec.Raw | None) -> PromptUsage:
@@ -43,10 +45,11 @@ class PromptUsage(msgspec.Struct, frozen=True):
         details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
         read = _count(usage.get("cache_read_input_tokens"))
         total = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
+        generated = _count(usage.get("completion_tokens", usage.get("output_tokens")))
         if read is not None:  # Anthropic counts what was read from the cache apart from the input
-            return cls(None if total is None else total + read, read)
+            return cls(None if total is None else total + read, read, generated)
         cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-        return cls(total, cached if cached is None or total is None else min(cached, total))
+        return cls(total, cached if cached is None or total is None else min(cached, total), generated)
 
 
 NO_USAGE: Final = PromptUsage()

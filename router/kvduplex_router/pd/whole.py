@@ -64,7 +64,7 @@ class WholeTurn:
     async def _ask(self, request: TurnRequest, sink: Sink, receipt: Receipt, seat: Seat) -> None:
         engine = seat.engine
         if seat.reservation is not None and not request.stream:  # nothing shows when its prompt is computed
-            asyncio.get_running_loop().call_later(seat.reservation.expected_s, seat.reservation.end)
+            asyncio.get_running_loop().call_later(seat.reservation.expected_s, seat.reservation.computed_by_now)
         receipt.engines.append(engine.name)
         receipt.reason = seat.reason
         receipt.predicted = 0 if request.facts is None else request.facts.overlaps.get(engine.name, 0)
@@ -78,4 +78,7 @@ class WholeTurn:
             receipt.outcome = "engine_error"
         receipt.cached_tokens = answered.usage.cached_tokens
         self._accounts.tokens(request, answered.usage, engine)
-        self._routing.answered(seat, request.facts, answered.usage.prompt_tokens, answered.usage.cached_tokens)
+        usage = answered.usage
+        self._routing.answered(
+            seat, request.facts, usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens
+        )  # fmt: skip

@@ -49,10 +49,13 @@ class Seat:
         if self.reservation is not None:
             self.reservation.first()
 
-    def learn(self, prompt: int | None, cached: int | None) -> None:
-        """The engine said how long the prompt was and how much of it it held; None where it did not."""
+    def learn(self, prompt: int | None, cached: int | None, generated: int | None = None) -> None:
+        """The engine said how long prompt and answer were and how much of the prompt it held; None where it did not.
+
+        To be called when the answer has just ended.
+        """
         if self.reservation is not None:
-            self.reservation.learn(prompt, cached)
+            self.reservation.learn(prompt, cached, generated)
 
     def leave(self) -> None:
         """Give the seat back; further calls do nothing."""
@@ -109,7 +112,7 @@ class Admission:
         """
         engine = None if self._waiters else self._picker.pick(candidates, context)
         if engine is not None:
-            return self._seat(engine, context)
+            return self.seated(engine, context)
         if not any(each.usable and each.name not in context.excluded for each in candidates):
             message = f"no {what} engine is usable now; /ready says which are down"
             raise UnavailableError(message, retry_after_s=_RETRY_AFTER_S)
@@ -124,9 +127,10 @@ class Admission:
                 continue
             engine = self._picker.pick(waiter.candidates, waiter.context)
             if engine is not None:
-                waiter.granted.set_result(self._seat(engine, waiter.context))
+                waiter.granted.set_result(self.seated(engine, waiter.context))
 
-    def _seat(self, engine: Engine, context: PickContext) -> Seat:
+    def seated(self, engine: Engine, context: PickContext) -> Seat:
+        """A seat at an engine that was picked."""
         reason = "" if context.chosen is None else context.chosen.reason.value
         return Seat(engine, self, self._reserve(engine, context), reason)
 

@@ -8,7 +8,7 @@ from typing import Final
 from kvduplex_router.clock import Clock
 from kvduplex_router.events.trust import Trust, TrustKeeper
 from kvduplex_router.fleet.engine import Engine, EngineRole
-from kvduplex_router.routing.cost import EngineCost, Work
+from kvduplex_router.routing.cost import EngineCost, EnginePace, Work
 
 __all__ = ["Desk", "Desks", "Reservation"]
 
@@ -22,16 +22,25 @@ class Desk:
 
     Attributes:
         pending_tokens: Prompt tokens to compute of requests sent there and not yet begun to be answered.
+        serving_tokens: Prompt tokens of all requests that this router has there.
+        computed_tokens: Prompt tokens computed there for this router so far.
         cost: What work costs there.
+        pace: How fast engines of its role generate.
         trust: How far its events may be believed.
         belief: Part of what the router remembers of prompts sent there that the engine turned out to hold.
         typical: Running mean of the prompt tokens a request had it compute.
     """
 
-    __slots__ = ("_clock", "_open", "_prior", "belief", "cost", "pending_tokens", "trust", "typical")
+    __slots__ = (
+        "_clock", "_open", "_prior", "belief", "computed_tokens", "cost", "pace", "pending_tokens", "serving_tokens",
+        "trust", "typical",
+    )  # fmt: skip
 
-    def __init__(self, prior: EngineCost, clock: Clock) -> None:
+    def __init__(self, prior: EngineCost, pace: EnginePace, clock: Clock) -> None:
         self.pending_tokens = 0
+        self.serving_tokens = 0
+        self.computed_tokens = 0
+        self.pace = pace
         self._open: dict[Reservation, None] = {}
         self._prior = prior
         self._clock = clock
@@ -59,6 +68,7 @@ class Desk:
         """Its prompt was computed, or it ended."""
         del self._open[reservation]
         self.pending_tokens -= reservation.computed
+        self.computed_tokens += reservation.computed
 
     def wait_s(self, engine: Engine) -> float:
         """Seconds until it would begin with another request.
@@ -80,6 +90,11 @@ class Desk:
             oldest = next(iter(self._open))
             wait += max(0.0, self._clock() - oldest.began - oldest.expected_s)
         return wait
+
+    @property
+    def slowdown_s(self) -> float:
+        """Seconds that an answer of typical length takes longer there for what the engine is serving already."""
+        return self.pace.slowdown_s * self.serving_tokens
 
     def learn(self, work: Work, seconds: float) -> None:
         """A request's first token came after `seconds`."""
@@ -108,6 +123,7 @@ class Desks:
         self.all_trusted = False
         self._desks: dict[str, Desk] = {}
         self._priors = {role: EngineCost() for role in EngineRole}
+        self._paces = {role: EnginePace() for role in EngineRole}
 
     def judge(self, engines: Iterable[Engine]) -> None:
         """See whether all engines can be believed; to be called now and then."""
@@ -118,7 +134,7 @@ class Desks:
         """The engine's desk."""
         desk = self._desks.get(engine.name)
         if desk is None:
-            desk = self._desks[engine.name] = Desk(self._priors[engine.role], self._clock)
+            desk = self._desks[engine.name] = Desk(self._priors[engine.role], self._paces[engine.role], self._clock)
         return desk
 
     def find(self, name: str) -> Desk | None:
@@ -139,6 +155,7 @@ class Reservation:
         engine: The engine.
         computed: Prompt tokens it is expected to compute.
         pulled: Prompt tokens it is expected to read from another.
+        tokens: Prompt tokens altogether.
         clock: Monotonic seconds.
 
     Attributes:
@@ -151,50 +168,73 @@ class Reservation:
     """
 
     __slots__ = (
+        "_before",
         "_clock",
         "_desk",
+        "_left",
         "_open",
         "_pulled",
+        "_serving",
         "ahead",
         "began",
         "computed",
         "expected_s",
         "first_s",
         "running",
+        "tokens",
     )
 
-    def __init__(self, desk: Desk, engine: Engine, computed: int, pulled: int, clock: Clock) -> None:
+    def __init__(self, desk: Desk, engine: Engine, computed: int, pulled: int, tokens: int, clock: Clock) -> None:
         self._desk = desk
         self._clock = clock
         self.computed = computed
         self._pulled = pulled
         self._open = True
+        self._left = False
+        self._serving = 0
+        self._before = 0
+        self.tokens = tokens
         self.ahead = desk.pending_tokens
         self.running = engine.in_flight - desk.pending
         self.began = clock()
         self.expected_s = desk.prices.seconds(Work(computed, self.ahead, self.running, pulled))
         self.first_s: float | None = None
         desk.opened(self)
+        desk.serving_tokens += tokens
 
     def first(self) -> None:
         """The first token came: the prompt is computed."""
         if self._open:
             self.first_s = self._clock() - self.began
-            self._settle()
+            self.computed_by_now()
+            self._serving, self._before = self._desk.serving_tokens, self._desk.computed_tokens
+
+    def computed_by_now(self) -> None:
+        """The prompt is computed, as far as anybody can tell."""
+        if self._open:
+            self._open = False
+            self._desk.closed(self)
 
     def end(self) -> None:
         """The request ended, however."""
-        if self._open:
-            self._settle()
+        self.computed_by_now()
+        if not self._left:
+            self._left = True
+            self._desk.serving_tokens -= self.tokens
 
-    def learn(self, prompt: int | None, cached: int | None) -> None:
-        """What the engine said of the prompt teaches what work costs there."""
+    def learn(self, prompt: int | None, cached: int | None, generated: int | None = None) -> None:
+        """What the engine said of a request that has just been answered teaches what work costs there."""
         if self.first_s is None:
             return
+        if generated is not None:
+            self._learn_pace(generated, self._clock() - self.began - self.first_s)
         known = prompt is not None and cached is not None
         computed = max(1, (prompt or 0) - (cached or 0)) if known else self.computed
         self._desk.learn(Work(computed, self.ahead, self.running, self._pulled), self.first_s)
 
-    def _settle(self) -> None:
-        self._open = False
-        self._desk.closed(self)
+    def _learn_pace(self, generated: int, seconds: float) -> None:
+        """Leaving out the time that prompts took in between: who sends those is held to account for it elsewhere."""
+        desk = self._desk
+        stalled = desk.prices.per_token * (desk.computed_tokens - self._before)
+        serving = (self._serving + desk.serving_tokens) / 2
+        desk.pace.learn(generated=generated - 1, seconds=max(0.0, seconds - stalled), serving=serving)

@@ -100,7 +100,10 @@ def _ranked(
 ) -> list[Engine]:
     """Engines by score; of equals the one with fewer requests, then the one picked longest ago."""
     tokens = max(1, facts.tokens)
-    figures = [(engine, (desk := roster.desk(engine)).wait_s(engine), desk.prices.per_token) for engine in engines]
+    figures = [
+        (engine, (desk := roster.desk(engine)).wait_s(engine) + desk.slowdown_s, desk.prices.per_token)
+        for engine in engines
+    ]
     fastest = min([per_token for _, _, per_token in figures])
     scale = 1e-9 + max([wait + tokens * per_token for _, wait, per_token in figures])
     weights, held, pullable = facts.workload.weights, facts.overlaps.get, facts.pullable

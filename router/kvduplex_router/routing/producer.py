@@ -100,8 +100,20 @@ class FactProducer:
             session = session_key(kind, body, tenant=tenant, conversation_id=conversation_id)
         if policy in _UNCOUNTED and not (self._tokeniser.exact and self._disaggregated()):
             return Facts(workload, session=session)
-        prompt = await self._tokeniser.prompt(kind, body)
-        if policy in _UNCOUNTED:
+        return self._counted(workload, await self._tokeniser.prompt(kind, body), session)
+
+    def counted(self, prompt: Prompt, session: int | None, named: str | None) -> Facts:
+        """Facts of a prompt of a class, as if a request had come with it.
+
+        Args:
+            prompt: The prompt.
+            session: Key of its session.
+            named: The class that a header would name.
+        """
+        return self._counted(self._whole.classify(named, _no_aspects), prompt, session)
+
+    def _counted(self, workload: Workload, prompt: Prompt, session: int | None) -> Facts:
+        if workload.policy in _UNCOUNTED:
             return Facts(workload, prompt=prompt, session=session)
         if workload.unique or prompt.count < self._min_tokens:
             return Facts(workload, prompt=prompt)
@@ -195,6 +207,10 @@ def _home(workload: Workload, prompt: Prompt, cut: int) -> int | None:
     if workload.boundary == "previous_turn" or cut < UNIT:
         return None
     return key64(b"home", prompt.model.encode("utf-8", "surrogatepass"), prompt.tokens[: cut * _TOKEN_BYTES])
+
+
+def _no_aspects() -> Aspects:
+    return Aspects("", None, "", stream=True, tools=False)
 
 
 def _aspects(kind: ApiKind, body: Body, tenant: str) -> Aspects:

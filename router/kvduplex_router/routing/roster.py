@@ -34,7 +34,7 @@ class Roster:
 
     Attributes:
         engines: In the order of the candidates.
-        idle: Those that would begin first, the soonest first.
+        idle: Those that would be done first, the soonest first.
     """
 
     def __init__(self, engines: list[Engine], desks: Desks) -> None:
@@ -43,7 +43,10 @@ class Roster:
         self._in_flight = sum([engine.in_flight for engine in engines])
         of = desks.of
         waits = [
-            0.0 if not engine.in_flight and engine.load is None else of(engine).wait_s(engine) for engine in engines
+            0.0
+            if not engine.in_flight and engine.load is None
+            else (desk := of(engine)).wait_s(engine) + desk.slowdown_s
+            for engine in engines
         ]
         order = sorted(range(len(engines)), key=waits.__getitem__)[:_SHORTLIST] if len(engines) > 1 else [0]
         self.idle = [engines[i] for i in order[: len(engines)]]

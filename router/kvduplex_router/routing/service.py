@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvduplex_router.clock import Clock
@@ -29,12 +29,13 @@ from kvduplex_router.tokens.files import load_files
 from kvduplex_router.tokens.prompt import Prompt
 from kvduplex_router.tokens.tokeniser import Tokeniser
 
-__all__ = ["RoutingService"]
+__all__ = ["LOOK_S", "RoutingService"]
 
 _log = logging.getLogger("kvduplex.router.routing")
 _RECENT_TOKENS: Final = 262_144
 _RECENT_ROUNDS: Final = 4  # prompts count as held for two to four seconds until events say so
-_LOOK_S: Final = 0.5
+LOOK_S: Final = 0.5
+"""Seconds between calls of `RoutingService.look`."""
 
 
 class RoutingService:
@@ -44,6 +45,7 @@ class RoutingService:
         config: The section.
         fleet: The engines.
         clock: Monotonic seconds.
+        soon: Does something once what is going on is over; the event loop's own way when not given.
 
     Raises:
         ConfigError: The tokenizer cannot be read.
@@ -55,10 +57,18 @@ class RoutingService:
         miscounted: Requests whose prompt the engine counted otherwise.
     """
 
-    def __init__(self, config: RoutingConfig, fleet: Fleet, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: RoutingConfig,
+        fleet: Fleet,
+        *,
+        clock: Clock,
+        soon: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
         self._config = config
         self._fleet = fleet
         self._clock = clock
+        self._soon = soon or (lambda act: asyncio.get_running_loop().call_soon(act))
         limits = config.events
         self.desks = Desks(clock)
         self.index = BlockIndex(max_blocks=limits.max_blocks, max_engines=limits.max_engines)
@@ -88,6 +98,8 @@ class RoutingService:
         self.predicted = 0
         self.off = 0
         self.miscounted = 0
+        self._rounds = itertools.count(1)
+        self._seen: set[str] = set()
 
     @property
     def events(self) -> EventService:
@@ -97,13 +109,17 @@ class RoutingService:
     async def run(self) -> None:
         """Follow events and engines that come and go, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._forget_forever())
+            group.create_task(self._look_forever())
             if self._listens:
                 group.create_task(self._events.run())
 
     def looked_up(self, prompt: Prompt, *, session: int | None) -> Facts:
         """Facts of a prompt of no class, as if a request had come with it."""
         return self._producer.looked_up(self._producer.default, prompt, session)
+
+    def counted(self, prompt: Prompt, *, session: int | None, named: str | None) -> Facts:
+        """Facts of a prompt of the class that a header would name, as if a request had come with it."""
+        return self._producer.counted(prompt, session, named)
 
     def reserve(self, engine: Engine, context: PickContext) -> Reservation | None:
         """A request was given to an engine: from now on it counts there, and its prompt is taken to be held there."""
@@ -117,7 +133,7 @@ class RoutingService:
             return None
         overlap = max(facts.overlaps.get(engine.name, 0), facts.pullable)
         reservation = Reservation(
-            self.desks.of(engine), engine, max(0, facts.tokens - overlap), facts.pullable, self._clock
+            self.desks.of(engine), engine, max(0, facts.tokens - overlap), facts.pullable, facts.tokens, self._clock
         )
         self._remember_soon(engine, facts)
         return reservation
@@ -125,7 +141,7 @@ class RoutingService:
     def _remember_soon(self, engine: Engine, facts: Facts) -> None:
         """Remember what was sent where, once it has been sent: nothing before that depends on it."""
         if facts.units:
-            asyncio.get_running_loop().call_soon(self._remember, engine.name, facts)
+            self._soon(lambda: self._remember(engine.name, facts))
 
     def _lost_all(self, engine: str) -> None:
         """An engine cleared its cache, began anew or is gone: what was sent there before is no longer held."""
@@ -148,10 +164,13 @@ class RoutingService:
         if facts is None or facts.prompt is None:
             return
         computed, read = (1, facts.tokens) if held is None else (max(1, facts.tokens - held), 0)
-        seat.reservation = Reservation(self.desks.of(seat.engine), seat.engine, computed, read, self._clock)
+        desk = self.desks.of(seat.engine)
+        seat.reservation = Reservation(desk, seat.engine, computed, read, facts.tokens, self._clock)
         self._remember_soon(seat.engine, facts)
 
-    def answered(self, seat: Seat, facts: Facts | None, prompt: int | None, cached: int | None) -> None:
+    def answered(
+        self, seat: Seat, facts: Facts | None, prompt: int | None, cached: int | None, generated: int | None = None
+    ) -> None:
         """A prompt was computed: learn from how long it took, and from what the engine says it held.
 
         Args:
@@ -159,8 +178,9 @@ class RoutingService:
             facts: The request's.
             prompt: Prompt tokens as the engine counted them; None when it did not say.
             cached: Of those, tokens that it did not compute; None when it did not say.
+            generated: Tokens of the answer, where this engine has just ended it; None when it did not say.
         """
-        seat.learn(prompt, cached)
+        seat.learn(prompt, cached, generated)
         if facts is not None:
             self._reported(seat.engine, facts, prompt, cached)
 
@@ -179,6 +199,20 @@ class RoutingService:
             predicted, cached, prompt
         ):  # fmt: skip
             self._events.distrust(engine.name)
+
+    def look(self) -> None:
+        """What is to be done every `LOOK_S` seconds: see who can be believed, and drop what is known of who left.
+
+        Twice gone in a row, so that an engine that comes back keeps it.
+        """
+        self.desks.judge(self._fleet.engines)
+        if next(self._rounds) % _RECENT_ROUNDS == 0:
+            self.recent.age()
+        now = {engine.name for engine in self._fleet.engines}
+        for name in self._seen - now:
+            self._lost_all(name)
+        self.desks.keep_only(now)
+        self._seen = now
 
     def engine_names(self) -> list[str]:
         """All engines."""
@@ -215,17 +249,7 @@ class RoutingService:
             if engine.address.kv_events is not None
         }
 
-    async def _forget_forever(self) -> None:
-        """Drop what is known of engines that left; twice gone in a row, so that one that comes back keeps it."""
-        known: set[str] = set()
-        rounds = itertools.count(1)
+    async def _look_forever(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
-            self.desks.judge(self._fleet.engines)
-            if next(rounds) % _RECENT_ROUNDS == 0:
-                self.recent.age()
-            now = {engine.name for engine in self._fleet.engines}
-            for name in known - now:
-                self._lost_all(name)
-            self.desks.keep_only(now)
-            known = now
+            await asyncio.sleep(LOOK_S)
+            self.look()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvduplex_router.routing.cost import EngineCost, Work
+from kvduplex_router.routing.cost import EngineCost, EnginePace, Work
 
 
 def engine(work: Work, *, per_token: float = 2e-4, rng: random.Random) -> float:
@@ -74,3 +74,28 @@ def test_a_feature_that_stays_away_does_not_blow_up() -> None:
     assert cost.per_token == pytest.approx(2e-4, rel=0.1)
     cost.learn(Work(100, pulled=1_000), 0.06)
     assert cost.seconds(Work(1_000)) == pytest.approx(0.22, rel=0.2)
+
+
+def test_what_others_slow_an_answer_down_is_found_under_noise() -> None:
+    rng, pace = random.Random(6), EnginePace()
+    for _ in range(600):
+        generated, serving = rng.randrange(20, 400), rng.uniform(0, 200_000)
+        seconds = generated * (0.02 + 7e-8 * serving) * rng.uniform(0.9, 1.1)
+        pace.learn(generated=generated, seconds=seconds, serving=serving)
+    assert pace.slowdown_s == pytest.approx(210 * 7e-8, rel=0.3)
+
+
+def test_slowdowns_stay_finite_and_are_never_negative() -> None:
+    rng, pace = random.Random(7), EnginePace()
+    for _ in range(3_000):
+        pace.learn(
+            generated=rng.choice([-1, 0, 1, 16, 10**6]), seconds=rng.choice([0.0, 1e-6, 1e5]),
+            serving=rng.choice([0.0, 1e3, 1e9]),
+        )  # fmt: skip
+        assert 0.0 <= pace.slowdown_s < 1e6
+
+
+def test_very_short_answers_teach_nothing() -> None:
+    pace = EnginePace()
+    pace.learn(generated=1, seconds=100.0, serving=1e6)
+    assert pace.samples == 0
