@@ -7,10 +7,12 @@ it. How late wake-ups were is counted: a simulation that cannot keep up must not
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
 from kvduplex_bench.sim.core.engine import EngineCore
+from kvduplex_bench.sim.core.scheduler import Step
 from kvduplex_bench.sim.core.sequence import Work
 
 __all__ = ["Driver", "Listener"]
@@ -42,6 +44,8 @@ class Driver:
         self._after_step = after_step
         self._listeners: dict[Work, Listener] = {}
         self._wake = asyncio.Event()
+        self._cut = asyncio.Event()
+        self._step: Step | None = None
         self.lag_s = 0.0
         """Longest lateness of a step's end so far, in seconds of the clock."""
         self.late_s = 0.0
@@ -58,8 +62,11 @@ class Driver:
         self._listeners.pop(work, None)
 
     def wake(self) -> None:
-        """Something was submitted."""
+        """Something was submitted: it is looked at after the step under way, however many are planned at once."""
         self._wake.set()
+        if self._step is not None and self._step.count > 1:
+            self._core.scheduler.cut(self._step, self.now())
+            self._cut.set()
 
     def now(self) -> float:
         """The time in the profile's seconds."""
@@ -75,7 +82,7 @@ class Driver:
                 await self._idle(at)
                 at = self.now()
                 continue
-            await self._sleep_until(step.ends)
+            await self._through(step)
             self._core.end(step)
             self._tell(step.first, step.finished)
             self._after_step()
@@ -104,5 +111,14 @@ class Driver:
         except TimeoutError:
             return
 
-    async def _sleep_until(self, when: float) -> None:
-        await asyncio.sleep(max(0.0, (when - self.now()) * self._scale))
+    async def _through(self, step: Step) -> None:
+        """Sleep to the end of `step`, which may come to lie earlier meanwhile."""
+        self._step = step
+        try:
+            while (left_s := (step.ends - self.now()) * self._scale) > 0:
+                self._cut.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left_s):
+                        await self._cut.wait()
+        finally:
+            self._step = None
