@@ -179,7 +179,7 @@ class ConversationConfig(Section):
 
     recognise: bool = True
     max_count: int = Field(default=65_536, ge=1)
-    max_bytes: int = Field(default=64 * 1024 * 1024, ge=65_536)
+    max_bytes: int = Field(default=40 * 1024 * 1024, ge=65_536)
     decoder_kv_blocks_ttl_s: Seconds = 480.0
     reference_ttl_s: Seconds | None = None
     lease_ttl_s: Annotated[float, Field(ge=1, le=3600)] = 30.0

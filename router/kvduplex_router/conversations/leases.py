@@ -22,6 +22,7 @@ __all__ = ["HeldLease", "LeaseKeeper", "LeaseService", "OtherLeases"]
 _log = logging.getLogger("kvduplex.router.leases")
 _RENEWALS_PER_TTL: Final = 3
 _LOST_KEPT: Final = 65_536
+_BATCH: Final = 1024  # so that the answers to tens of thousands of renewals are never in memory together
 _GOODBYE_S: Final = 1.0
 
 
@@ -167,8 +168,9 @@ class LeaseKeeper:
                 del self._held[lease.id]
             elif lease.endpoint in due:
                 due[lease.endpoint].append(lease.id)
-        if not self._held:
-            self._held = {}  # an emptied one keeps the room of its largest day
+        # Emptied ones keep the room of their largest day.
+        self._held = self._held or {}
+        self._lost = self._lost or OrderedDict()
         if self._others is not None:
             for lease in await self._others.due():
                 due.setdefault(lease.endpoint, []).append(lease.id)
@@ -193,10 +195,13 @@ class LeaseKeeper:
             return
         try:
             self._identities[endpoint] = (await service.hello()).engine_id
-            alive = await service.renew(ids, self._ttl_s) if ids else frozenset()
+            for start in range(0, len(ids), _BATCH):
+                batch = ids[start : start + _BATCH]
+                await self._lost_of(batch, await service.renew(batch, self._ttl_s))
         except Exception as error:  # noqa: BLE001 - a task boundary; the engine's own table stays the truth
             _log.warning("renewing %d leases at %s failed: %s", len(ids), endpoint, error)
-            return
+
+    async def _lost_of(self, ids: list[str], alive: frozenset[str]) -> None:
         gone = [lease_id for lease_id in ids if lease_id not in alive]
         for lease_id in gone:
             if self._held.pop(lease_id, None) is not None:

@@ -20,6 +20,7 @@ from kvduplex_router.memory import trim_memory
 __all__ = ["Fate", "Ledger", "LocalLedger", "OwnLedger", "Taken"]
 
 _MANY: Final = 10_000
+_SOME: Final = 1_000
 
 
 class Fate(StrEnum):
@@ -75,6 +76,7 @@ class LocalLedger:
         self._store = store
         self._keeper = keeper
         self._endpoints: dict[str, str] = {}
+        self._dropped = 0  # since memory was given back
 
     def endpoint(self, engine: str) -> str | None:
         """Lease endpoint of an engine."""
@@ -141,8 +143,10 @@ class LocalLedger:
         dropped = self._store.sweep()
         for reference in dropped:
             self._give_back(reference)
-        if len(dropped) > _MANY:
+        self._dropped += len(dropped)
+        if self._dropped > _MANY or (self._dropped > _SOME and not self._store.count):
             dropped.clear()
+            self._dropped = 0
             trim_memory()
 
     def fate(self, reference: Reference, *, lost: bool = False) -> Fate:

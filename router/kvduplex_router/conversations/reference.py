@@ -9,7 +9,7 @@ from kvduplex_router.conversations.history import Extension
 
 __all__ = ["Reference"]
 
-_ENTRY_BYTES = 400
+_ENTRY_BYTES = 650  # measured: keys, digests, numbers and their places in dictionaries
 
 
 class Reference(msgspec.Struct, frozen=True, array_like=True):
