@@ -35,7 +35,9 @@ def routing(
         list[str] | None, typer.Option(help="agents, rag, batch, mix, or a file to replay; repeat for several.")
     ] = None,
     fleet: Annotated[list[str] | None, typer.Option(help="'8 replicas' or 4P4D; repeat for both.")] = None,
-    policy: Annotated[list[str] | None, typer.Option(help="Policies of this router; all of them.")] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Policies of this router; all of them; none for peers alone.")
+    ] = None,
     peer: Annotated[str, typer.Option(help="Program of the peer, vllm-router; '' measures ours alone.")] = "",
     peer_policy: Annotated[list[str] | None, typer.Option(help="Policies of the peer; all of them.")] = None,
     load: Annotated[float, typer.Option(min=0.05, max=2.0, help="Share of the rate that the fleet can bear.")] = 0.8,
@@ -102,8 +104,10 @@ def _churn(
 
 
 def _arms(policies: list[str], peer: str, peer_policies: list[str]) -> list[Arm]:
-    found = ours(policies)
+    found = [] if policies == ["none"] else ours(policies)
     if not peer:
+        if not found:
+            raise BenchError("--policy none without --peer leaves nothing to compare")
         return found
     program = shutil.which(peer)
     if program is None:

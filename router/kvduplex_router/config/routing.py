@@ -39,13 +39,13 @@ Place = Literal["system", "few_shot", "previous_turn"]
 class WeightsConfig(Section):
     """What counts how much.
 
-    With equal `overlap` and `load` the engine with the earliest first token is picked. That is best for one request and
+    With equal `overlap` and `load` the engine with the earliest answer is picked. That is best for one request and
     bad for all: what is computed again holds up everybody behind it, and drives what others have cached out. So
     `overlap` counts more.
 
     Attributes:
         overlap: Time saved by prompt tokens that an engine holds already.
-        load: Time a request would wait for what is ahead of it.
+        load: Time a request would wait for what is ahead of it, and by which what is beside it delays the answer.
         session: Being the engine that the session is hashed to.
         home: Being the engine that the prompt's beginning is hashed to.
     """

@@ -1,8 +1,9 @@
 """How good an engine is for a request, in [0, 1], one aspect each. Pure: facts in, a number out.
 
-Overlap and load are measured in the same unit, seconds until the first token as a part of the longest such time among
-the candidates. With equal weights the best sum is therefore the earliest first token, and the weight of the overlap
-says how many seconds of waiting a second of saved computation is worth.
+Overlap and load are measured in the same unit, seconds as a part of the longest such time among the candidates: of
+computing, of waiting to begin, and by which the answer takes longer for what the engine is serving besides. With equal
+weights the best sum is therefore the earliest answer, and the weight of the overlap says how many seconds of waiting a
+second of saved computation is worth.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class View(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         overlap_s: Seconds of computation that it is spared by what it holds.
-        wait_s: Seconds until it begins, beyond what the whole prompt takes the fastest engine.
+        wait_s: Seconds until it begins and those that its other requests cost the answer, beyond what the whole prompt
+            takes the fastest engine.
         session: Whether the session is hashed to it.
         home: Whether the prompt's beginning is hashed to it.
         scale_s: The longest time among the candidates, above 0.
@@ -45,7 +47,7 @@ def overlap(view: View) -> float:
 
 
 def load(view: View) -> float:
-    """How soon it begins."""
+    """How soon it begins, and how little slows the answer down."""
     return 1.0 - _unit(view.wait_s / view.scale_s)
 
 

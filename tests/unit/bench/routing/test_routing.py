@@ -9,8 +9,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from kvduplex.tinymodel.tokenizer import tokenizer_files, vocabulary
+from kvduplex_bench.app import app
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.routing.arms import Started, ours, peers
 from kvduplex_bench.routing.churn import Deed, judge
@@ -191,3 +193,9 @@ def test_an_engine_process_serves_until_it_is_told_to_end(tokenizer: Path) -> No
             urllib.request.urlopen(f"{engine.url}/health", timeout=10)
     finally:
         engine.stop(signal.SIGKILL, 10.0)
+
+
+def test_peers_alone_are_asked_for_by_name(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(app, ["routing", "--policy", "none", "--output", str(tmp_path)])
+    assert refused.exit_code == 1
+    assert "leaves nothing to compare" in refused.output
