@@ -16,6 +16,7 @@ from rich.table import Table
 from kvduplex_bench import cluster as clusters
 from kvduplex_bench import smoke as smoke_bench
 from kvduplex_bench.claims import claims
+from kvduplex_bench.console import result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.leases import leases
 from kvduplex_bench.multiturn.command import multiturn
@@ -63,7 +64,7 @@ def smoke(
     output: Annotated[Path | None, typer.Option(help="Write every turn to this file, as JSON lines.")] = None,
 ) -> None:
     """Time turn 2 with and without reuse, from the prefill engine's own metrics, both arms in one run."""
-    console = Console()
+    console = result_console()
     try:
         with _cluster(url, prefill or [], tokens, connector) as cluster:
             turns = smoke_bench.run(cluster, tokens=tokens, repeats=repeats)

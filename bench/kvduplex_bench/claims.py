@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvduplex_bench.cluster import Cluster, free_ports, started
+from kvduplex_bench.console import result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.smoke import Arm, Turn, engine_arguments, run, short_turns
 
@@ -119,7 +120,7 @@ def claims(
     rounds: Annotated[int, typer.Option(min=1, help="Clusters per connector.")] = 4,
 ) -> None:
     """Time what a claim adds to a pulling turn, leased beside stock engines, from the prefill engine's own metrics."""
-    console = Console()
+    console = result_console()
     try:
         with console.status("starting") as status:
             measured = _rounds(tokens, repeats, rounds, status.update)

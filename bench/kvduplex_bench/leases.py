@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from kvduplex_bench.console import result_console
 from kvduplex_transfer.leases.chain import HashChain
 from kvduplex_transfer.leases.records import Grant, LeaseLimits
 from kvduplex_transfer.leases.table import LeaseTable
@@ -287,7 +287,7 @@ def leases(
             f"{result.reused_blocks / max(result.reusable_blocks, 1):.1%}",
             f"{result.renewals:,}",
         )
-    console = Console()
+    console = result_console()
     console.print(table)
     per_fixed = fixed.pinned_block_s / max(fixed.reused_blocks, 1)
     per_renewed = renewed.pinned_block_s / max(renewed.reused_blocks, 1)

@@ -22,6 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvduplex_bench.console import result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.router_load import Load, drive
 from kvduplex_bench.router_rig import RouterProcess, fake_engines, own_router, peer_router
@@ -188,7 +189,7 @@ def router_cost(
     output: Annotated[Path | None, typer.Option(help="Write the results to this file, as JSON lines.")] = None,
 ) -> None:
     """Compare the router's own CPU per request with a peer's over fake engines, in paired rounds."""
-    console = Console()
+    console = result_console()
     program = shutil.which(peer) if peer else None
     if peer and program is None:
         raise typer.BadParameter(f"'{peer}' is not a program; pip install vllm-router in an environment of its own")

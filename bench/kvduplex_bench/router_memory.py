@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from kvduplex_bench.console import result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.router_load import drive
 from kvduplex_bench.router_rig import RouterProcess, fake_engines, own_router
@@ -106,7 +107,7 @@ def router_memory(
     keep_s: Annotated[float, typer.Option("--keep", min=1, help="Seconds that decode engines keep blocks.")] = 60,
 ) -> None:
     """Measure what conversations of one turn leave behind in the router, at their end and after idle time."""
-    console = Console()
+    console = result_console()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end with this one
     try:
         with Progress(console=console) as progress:

@@ -22,6 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvduplex_bench.console import result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.router_cost import CASES, Case
 from kvduplex_bench.router_load import drive
@@ -124,7 +125,7 @@ def router_workers(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds per case.")] = 5,
 ) -> None:
     """Compare the request rate of several workers on one socket with that of one, in paired rounds."""
-    console = Console()
+    console = result_console()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end with this one
     try:
         with console.status("measuring") as status:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvduplex_bench.console import result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.transfer_peer import DEFAULT_PORT, Offer, backend_named, fetch_offer, offered, serve
 from kvduplex_bench.transfer_run import Case, Measured, loopback_peer, measure, memory_copy_rate
@@ -53,7 +54,7 @@ def transfer(
 def _listen(backend: str, where: str, size: int) -> None:
     host, port = _address(where)
     with _listener(host, port) as listener, offered(backend_named(backend), length=size, seed=_SEED) as offer:
-        Console().print(
+        result_console().print(
             f"Offering {size} pseudo-random bytes of {backend} memory at {host}:{port} to whoever connects. "
             f"On the other host: kvduplex bench transfer --backend {backend} --peer {host}:{port}. Ctrl-C ends it.",
             highlight=False,
@@ -124,7 +125,7 @@ def _print_table(found: Sequence[Measured], *, copy_rate: float, loopback: bool)
             f"{one.share:.0%}",
             f"{one.overhead_s * 1e6:+.0f} µs",
         )
-    console = Console()
+    console = result_console()
     console.print(table)
     limit = "the limit over loopback" if loopback else "for comparison"
     console.print(f"One core copies {copy_rate / _GB:.1f} GB/s within this host's memory ({limit}).")

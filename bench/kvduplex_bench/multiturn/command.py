@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from rich.console import Console
 
+from kvduplex_bench.console import result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.multiturn.acts import (
     arms_named,
@@ -172,7 +173,7 @@ def _run(campaign: Campaign, output: Path, console: Console) -> None:
 
 def _conclude(output: Path, console: Console, *, report: bool) -> None:
     results = load(output)
-    show(results, Console(width=150))
+    show(results, result_console())
     drawn = write_report(results, output.with_suffix(""))[0] if report else f"kvduplex bench plot {output}"
     console.print(f"Results: {output}. Figures: {drawn}", highlight=False, soft_wrap=True)
 

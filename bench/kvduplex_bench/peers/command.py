@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvduplex_bench.console import result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.multiturn import stage as stages
 from kvduplex_bench.multiturn.corpus import Corpus
@@ -54,7 +55,7 @@ def peers(
     seed: Annotated[int, typer.Option(help="Of all texts.")] = 0,
 ) -> None:
     """Send equal workloads through this benchmark and through other clients, in turns, and compare what they saw."""
-    console = Console()
+    console = result_console()
     try:
         with _cluster(url, tokenizer, serve, size) as (found, folder):
             others = [_Peer("vllm bench serve", run_vllm, 1)] if vllm else []

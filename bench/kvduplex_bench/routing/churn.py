@@ -66,6 +66,7 @@ class ChurnResult:
         deeds: What was done.
         broken_by_kill: Streams that broke within two seconds after an engine was killed.
         failed: Other failures, by kind.
+        failures: The same, each with the seconds from the start at which it ended.
     """
 
     arm: Arm
@@ -73,6 +74,7 @@ class ChurnResult:
     deeds: list[Deed]
     broken_by_kill: int = 0
     failed: dict[str, int] = field(default_factory=dict)
+    failures: list[tuple[float, str]] = field(default_factory=list)
 
 
 def churn(
@@ -233,4 +235,5 @@ def judge(arm: Arm, played: list[Played], deeds: list[Deed], time_scale: float) 
             result.broken_by_kill += 1
         else:
             result.failed[each.error] = result.failed.get(each.error, 0) + 1
+            result.failures.append((ended, each.error))
     return result

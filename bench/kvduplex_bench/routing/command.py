@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from kvduplex_bench.console import result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.routing.arms import OURS, Arm, ours, peers
 from kvduplex_bench.routing.churn import churn
@@ -54,7 +55,7 @@ def routing(
     output: Annotated[Path, typer.Option(help="Folder for JSON lines and plots.")] = Path("routing"),
 ) -> None:
     """Compare routing policies, and a peer's, over simulated engines: cached tokens, TTFT, throughput."""
-    console = Console()
+    console = result_console()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end with this one
     try:
         arms = _arms(policy or list(OURS), peer, peer_policy or [])

@@ -74,7 +74,7 @@ def churn_line(result: ChurnResult, comparison: Comparison, facts: Mapping[str, 
     value = {
         **facts, "bench": "churn", "arm": result.arm.name, "trace": comparison.trace.name, "load": comparison.load,
         "seconds": comparison.seconds, "answered": len(good), "failed": result.failed,
-        "broken_by_kill": result.broken_by_kill, "ttft_p95_s": percentile(good, 0.95),
+        "failures": result.failures, "broken_by_kill": result.broken_by_kill, "ttft_p95_s": percentile(good, 0.95),
         "deeds": [asdict(deed) for deed in result.deeds],
     }  # fmt: skip
     return json.dumps(value) + "\n"

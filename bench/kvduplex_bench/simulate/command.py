@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvduplex_bench.console import result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.simulate.studies import STUDIES, Row, Study
 
@@ -25,7 +26,7 @@ def simulate(
     output: Annotated[Path | None, typer.Option(help="Append every row to this file, as JSON lines.")] = None,
 ) -> None:
     """Simulate fleets faster than real time, from timing profiles with stated sources."""
-    console = Console()
+    console = result_console()
     try:
         for chosen in [_named(name) for name in study or STUDIES]:
             _one(chosen, size, output, console)

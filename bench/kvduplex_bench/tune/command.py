@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from kvduplex_bench.console import result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.multiturn import stage as stages
 from kvduplex_bench.multiturn.engines import Engines
@@ -68,7 +69,7 @@ def tune(
     except BenchError as error:
         console.print(f"[red]bench tune:[/red] {error}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
-    _show(Console(), costs, advice, habits, room, output)
+    _show(result_console(), costs, advice, habits, room, output)
 
 
 async def _measure(

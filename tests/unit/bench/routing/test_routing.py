@@ -171,6 +171,7 @@ def test_only_streams_that_had_begun_on_a_killed_engine_are_excused() -> None:
     result = judge(ours(["session"])[0], played, deeds, 1.0)
     assert result.broken_by_kill == 1
     assert result.failed == {"status 502": 1, "connection lost": 1}
+    assert result.failures == [(10.5, "status 502"), (30.5, "connection lost")]
     assert "1 kill, 1 restart" in str(list(churn_table(result).columns[1].cells))
 
 
