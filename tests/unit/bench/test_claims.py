@@ -33,6 +33,7 @@ def test_neighbours_are_compared_so_that_a_slow_minute_falls_out() -> None:
     overhead = compare(rounds)
     assert overhead.added_s == pytest.approx(0.003)
     assert overhead.control_s == pytest.approx(0.0)
+    assert overhead.pull_s == pytest.approx(0.002)
     assert overhead.step_s == pytest.approx(0.010)
 
 
