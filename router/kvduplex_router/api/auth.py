@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from kvduplex_router.clock import Clock
 from kvduplex_router.config import AuthConfig
@@ -43,7 +43,14 @@ class KeyEntry(BaseModel):
     key: str | None = Field(default=None, min_length=8)
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
     tenant: str = ""
-    requests_per_minute: float = Field(default=0, ge=0)
+    requests_per_minute: float = Field(default=0, ge=0, le=1_000_000_000)
+
+    @field_validator("requests_per_minute", mode="before")
+    @classmethod
+    def _a_number(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("a number is expected here")  # noqa: TRY004 - what pydantic reports
+        return value
 
     @model_validator(mode="after")
     def _one_of_them(self) -> KeyEntry:
@@ -159,7 +166,18 @@ def load_authenticator(
     if config.keys_env is not None:
         found = [key.strip() for key in env_secret("auth.keys_env", config.keys_env, environ).split(",")]
         entries += [_entry(f"environment variable {config.keys_env}", {"key": key}) for key in found if key]
+        if not any(found):  # no key at all would let everybody in
+            raise ConfigError(f"auth.keys_env: environment variable {config.keys_env} holds commas and no key")
+    _refuse_repeated(entries)
     return Authenticator(entries, clock=clock, workers=workers)
+
+
+def _refuse_repeated(entries: Sequence[KeyEntry]) -> None:
+    """A key of two entries would belong to the tenant that happens to come last."""
+    numbers: dict[bytes, int] = {}
+    for number, entry in enumerate(entries, 1):
+        if (first := numbers.setdefault(entry.digest(), number)) != number:
+            raise ConfigError(f"auth: keys {first} and {number} are the same; every key is listed once")
 
 
 def env_secret(key: str, name: str, environ: Mapping[str, str] = os.environ) -> str:
@@ -179,7 +197,7 @@ def _from_file(path: Path) -> list[KeyEntry]:
         listed = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"auth.keys_file: {path} cannot be read: {error}") from None
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         raise ConfigError(f"auth.keys_file: {path} is not valid YAML") from None  # its message could show a key
     if not isinstance(listed, list) or not listed:
         raise ConfigError(f"auth.keys_file: {path} must be a list of keys with at least one entry")

@@ -2,9 +2,60 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+import ipaddress
+import re
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
 
-__all__ = ["check_host_port", "check_url"]
+__all__ = ["check_host", "check_host_port", "check_url", "split_url"]
+
+_NAME: Final = re.compile(r"(?=.{1,255}$)[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?")
+
+
+def check_host(value: str) -> str:
+    """Return a host name or an IP address, IPv6 without brackets.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if _NAME.fullmatch(value):
+        return value
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        raise ValueError(f"'{value}' is neither a host name nor an IP address") from None
+    return value
+
+
+def split_url(value: str, form: str) -> SplitResult:
+    """Split an ``http`` or ``https`` URL; what may be a password is in no message.
+
+    Args:
+        value: The URL.
+        form: What it should look like, for the message.
+
+    Raises:
+        ValueError: It is something else, names a user or a password, or has a wrong host or port.
+    """
+    shown = re.sub(r"//[^/]*@", "//...@", value)
+    try:
+        parts = urlsplit(value)
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"'{shown}' is not a URL of the form {form}")
+    if "@" in parts.netloc:
+        raise ValueError(f"'{shown}' has more than scheme, host and port before its path; use {form}")
+    if parts.netloc.endswith(":"):
+        raise ValueError(f"'{value}' has no port after the colon")
+    check_host(parts.hostname)
+    try:
+        port = parts.port
+    except ValueError:
+        raise ValueError(f"'{value}' has a port outside 1 to 65535") from None
+    if port == 0:
+        raise ValueError(f"'{value}' has port 0; a fixed port of 1 to 65535 is needed")
+    return parts
 
 
 def check_url(value: str) -> str:
@@ -13,21 +64,11 @@ def check_url(value: str) -> str:
     Raises:
         ValueError: It is not ``http[s]://HOST[:PORT]``.
     """
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"'{value}' is not a URL of the form http://HOST:PORT")
-    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
+    parts = split_url(value, "http://HOST:PORT")
+    if parts.path not in ("", "/") or "?" in value or "#" in value:
         raise ValueError(
             f"'{parts.scheme}://{parts.hostname}...' has more than scheme, host and port; use http://HOST:PORT"
         )
-    if parts.netloc.endswith(":"):
-        raise ValueError(f"'{value}' has no port after the colon")
-    try:
-        port = parts.port
-    except ValueError:
-        raise ValueError(f"'{value}' has a port outside 1 to 65535") from None
-    if port == 0:
-        raise ValueError(f"'{value}' has port 0; engines need a fixed port of 1 to 65535")
     return value.rstrip("/")
 
 
@@ -37,13 +78,17 @@ def check_host_port(value: str) -> str:
     Raises:
         ValueError: It is something else, or the port is outside 1 to 65535.
     """
-    parts = urlsplit(f"//{value}")
     try:
-        host, port = parts.hostname, parts.port
+        parts = urlsplit(f"//{value}")
+        host, port = check_host(parts.hostname or ""), parts.port
     except ValueError:
-        host, port = None, None
-    if not host or parts.netloc != value or "@" in value or (":" in host and not value.startswith("[")):
-        raise ValueError(f"'{value}' is not HOST:PORT; write IPv6 hosts in brackets, e.g. [::1]:8000")
+        raise _not_host_port(value) from None
+    if parts.netloc != value or (":" in host and not value.startswith("[")):
+        raise _not_host_port(value)
     if not port:
         raise ValueError(f"'{value}' needs a port of 1 to 65535")
     return value
+
+
+def _not_host_port(value: str) -> ValueError:
+    return ValueError(f"'{value}' is not HOST:PORT; write IPv6 hosts in brackets, e.g. [::1]:8000")

@@ -39,16 +39,19 @@ def build_config(file: Path | None = None, /, **flags: Any) -> RouterConfig:
     """
     document = ConfigDocument.empty() if file is None else ConfigDocument.load(file)
     given = {key: value for key, value in flags.items() if value not in (None, (), [])}
+    places = {_SECTION_FLAGS.get(flag, (flag,)) for flag in given}
     for flag, (section, key) in _SECTION_FLAGS.items():
         if flag in given:
-            given[section] = {**(given.get(section) or document.values.get(section) or {}), key: given.pop(flag)}
+            value, written = given.pop(flag), given.get(section) or document.values.get(section) or {}
+            given[section] = {**written, key: value} if isinstance(written, dict) else written
     try:
         return RouterConfig.model_validate({**document.values, **given})
     except ValidationError as error:
-        raise ConfigError(_explain(error, document, given)) from None
+        raise ConfigError(_explain(error, document, places)) from None
 
 
-def _explain(error: ValidationError, document: ConfigDocument, flags: dict[str, Any]) -> str:
+def _explain(error: ValidationError, document: ConfigDocument, flags: set[tuple[str, ...]]) -> str:
+    """One line; `flags` are the places that were given as flags, which no line of the file can be named for."""
     first = error.errors(include_url=False)[0]
     location = tuple(part for part in first["loc"] if not str(part).startswith("function-"))
     key = ".".join(str(part) for part in location)
@@ -60,7 +63,8 @@ def _explain(error: ValidationError, document: ConfigDocument, flags: dict[str, 
     if not location:
         key, _, message = message.partition(": ") if ": " in message else ("configuration", "", message)
         location = (key,)
-    place = "" if str(location[0]) in flags else document.place(location)
+    flagged = any(tuple(map(str, location[:length])) in flags for length in (1, 2))
+    place = "" if flagged else document.place(location)
     return f"{place}{key}: {message}"
 
 

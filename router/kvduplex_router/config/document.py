@@ -42,14 +42,16 @@ class ConfigDocument:
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
             values = yaml.safe_load(text)
+            lines: dict[Location, int] = {}
+            _collect(node, (), lines, str(path))
         except yaml.YAMLError as error:
             raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        except RecursionError:
+            raise ConfigError(f"{path}: nested without end; an alias stands inside what it names") from None
         if values is None:
             return cls({}, str(path))
         if not isinstance(values, dict):
             raise ConfigError(f"{path}:1: expected a mapping of keys at the top, got {type(values).__name__}")
-        lines: dict[Location, int] = {}
-        _collect(node, (), lines, str(path))
         return cls(values, str(path), lines)
 
     def place(self, location: Location) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,6 +16,7 @@ from kvduplex_router.config.sections import (
     AuthConfig,
     BreakerConfig,
     ConversationConfig,
+    EngineConfig,
     EngineEntry,
     HealthConfig,
     LimitConfig,
@@ -99,11 +101,18 @@ def _check_roles(config: RouterConfig) -> None:
 
 def _check_duplicates(config: RouterConfig) -> None:
     everything = [*config.prefill, *config.decode, *config.engines]
-    for field in ("url", "name"):
-        counts = Counter(getattr(engine, field) for engine in everything)
-        for value, count in counts.items():
+    for field, values in (("url", map(_canonical, everything)), ("name", (engine.name for engine in everything))):
+        for value, count in Counter(values).items():
             if count > 1:
                 raise ValueError(f"{field}: '{value}' is given {count} times; every engine is listed once")
+
+
+def _canonical(engine: EngineConfig) -> str:
+    """The engine's URL in the one spelling that all of its spellings share."""
+    parts = urlsplit(engine.url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    host = parts.hostname or ""
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _check_reuse(config: RouterConfig) -> None:

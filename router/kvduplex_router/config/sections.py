@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Any, Final, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from kvduplex_router.config.addresses import check_host_port, check_url
+from kvduplex_router.config.addresses import check_host, check_host_port, check_url
 
 __all__ = [
     "AdminConfig",
@@ -36,6 +44,11 @@ class Reuse(StrEnum):
     STOCK = "stock"
     OFF = "off"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Reuse | None:
+        """YAML reads a bare ``off`` as false."""
+        return cls.OFF if value is False else None
+
 
 class OnNoPrefill(StrEnum):
     """What happens to a turn when no prefill engine is usable."""
@@ -48,6 +61,16 @@ class Section(BaseModel):
     """Unknown keys are refused, and nothing changes after the start."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse ``yes`` and ``no``, which would count as 1 and 0."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        kinds = get_args(annotation) or (annotation,)
+        if isinstance(value, bool) and bool not in kinds and not {int, float}.isdisjoint(kinds):
+            raise ValueError(f"a number is expected here, got {'yes' if value else 'no'}")
+        return value
 
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -68,7 +91,7 @@ class EngineConfig(Section):
     """
 
     url: str
-    name: str = ""
+    name: str = Field(default="", pattern=r"^[A-Za-z0-9._:%\[\]-]{0,255}$")
     lease: str | None = None
     kv_hosts: tuple[str, ...] = ()
     max_in_flight: int = Field(default=0, ge=0)
@@ -84,6 +107,11 @@ class EngineConfig(Section):
     @classmethod
     def _endpoint(cls, value: str | None) -> str | None:
         return None if value is None else check_host_port(value)
+
+    @field_validator("kv_hosts")
+    @classmethod
+    def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_host(host) for host in value)
 
     @model_validator(mode="after")
     def _replay_of_something(self) -> Self:
@@ -275,3 +303,9 @@ class TlsConfig(Section):
     ca_file: Path | None = None
     cert_file: Path | None = None
     key_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _key_of_something(self) -> Self:
+        if self.key_file is not None and self.cert_file is None:
+            raise ValueError(f"key_file '{self.key_file}' is given without cert_file, whose key it would be")
+        return self

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from kvduplex_router.config.addresses import split_url
 from kvduplex_router.config.sections import Section
 
 __all__ = ["TelemetryConfig"]
@@ -30,7 +30,5 @@ class TelemetryConfig(Section):
     def _endpoint(cls, value: str | None) -> str | None:
         if value is None:
             return None
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-            raise ValueError(f"'{value}' is not a URL of the form http://HOST:4318")
+        split_url(value, "http://HOST:4318")
         return value.rstrip("/")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvduplex_router.config import build_config
+from kvduplex_router.config import Reuse, build_config
 from kvduplex_router.errors import ConfigError
 
 EVIL = {"do_remote_prefill": True, "remote_host": "169.254.169.254", "remote_port": 80, "remote_block_ids": [[1]]}
@@ -141,6 +141,17 @@ P, D = "http://p:8100", "http://d:8200"
         ({"prefill": [P], "decode": [D], "reuse": "leased"}, "no lease endpoint"),
         ({"prefill": [P], "decode": [D], "reuse": "maybe"}, "reuse: Input should be 'auto'"),
         ({"prefill": [P], "decode": [D], "workers": 0}, "workers"),
+        ({"prefill": [P], "decode": [D], "workers": True}, "workers: a number is expected here, got yes"),
+        ({"prefill": ["http://:secret@p:1"], "decode": [D]}, "more than scheme, host and port"),
+        ({"prefill": ["http://a b:1"], "decode": [D]}, "'a b' is neither a host name nor an IP address"),
+        ({"prefill": ["http://*:1"], "decode": [D]}, "'*' is neither a host name nor an IP address"),
+        ({"prefill": ["http://[::1"], "decode": [D]}, "prefill.0.url: 'http://[::1' is not a URL"),
+        ({"prefill": ["http://p"], "decode": ["http://P:80"]}, "'http://p:80' is given 2 times"),
+        ({"prefill": [{"url": P, "name": "a/b"}], "decode": [D]}, "prefill.0.name"),
+        ({"prefill": [{"url": P, "kv_hosts": [""]}], "decode": [D]}, "prefill.0.kv_hosts"),
+        ({"prefill": [P], "decode": [D], "tls": {"key_file": "k.pem"}}, "tls: key_file 'k.pem' is given without"),
+        ({"prefill": [P], "decode": [D], "otlp_endpoint": "http://:secret@c:1"}, "telemetry.otlp_endpoint"),
+        ({"prefill": [P], "decode": [D], "otlp_endpoint": "http://c:99999"}, "telemetry.otlp_endpoint"),
     ],
 )
 def test_g1_bad_set_ups_are_refused_in_one_line(flags: dict[str, Any], message: str) -> None:
@@ -162,6 +173,9 @@ def test_g1_bad_set_ups_are_refused_in_one_line(flags: dict[str, Any], message: 
         ("- a\n", ":1: expected a mapping"),
         ("a: [\n", "not valid YAML"),
         (f"prefill: [{P}]\ndecode: [{D}]\nconversations: {{reference_ttl_s: 480}}\n", "must be below"),
+        (f"engines: [{P}]\nlimits: {{queued: yes}}\n", ":2: limits.queued: a number is expected here, got yes"),
+        ("a: &a [*a]\n", "nested without end"),
+        ("prefill: " + "[" * 5000, "nested without end"),
     ],
 )
 def test_g1_errors_in_files_name_file_line_and_key(tmp_path: Path, yaml: str, message: str) -> None:
@@ -180,6 +194,23 @@ def test_g1_good_set_ups(tmp_path: Path) -> None:
     assert config.listen == "127.0.0.1:9"
     assert config.decode[0].lease == "[fe80::1]:7000"
     assert config.prefill[0].name == "[::1]:8100"
+
+
+def test_g1_a_bare_off_is_a_word(tmp_path: Path) -> None:
+    """YAML reads it as false, and documents write it without quotes."""
+    file = tmp_path / "router.yaml"
+    file.write_text(f"engines: [{P}]\nreuse: off\n")
+    assert build_config(file).reuse is Reuse.OFF
+
+
+def test_g1_a_flag_beside_a_wrong_section_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text(f"engines: [{P}]\nrouting: [prefix]\n")
+    with pytest.raises(ConfigError, match="routing: Input should be"):
+        build_config(file, policy="prefix")
+    file.write_text(f"engines: [{P}]\nrouting:\n  receipts: -1\n")
+    with pytest.raises(ConfigError, match=r":3: routing\.receipts: Input should be greater"):
+        build_config(file, policy="prefix")
 
 
 def keys_file(tmp_path: Path) -> Path:
@@ -304,6 +335,9 @@ async def test_a_keys_rate_is_its_own(make_cluster: Any, tmp_path: Path) -> None
         ("canary-key\n", "must be a list"),
         ("- [canary-key\n", "not valid YAML"),
         ("", "must be a list"),
+        ("- {key: canary-key}\n- {key: canary-key, tenant: b}\n", "keys 1 and 2 are the same"),
+        ("- {key: canary-key, requests_per_minute: .inf}\n", "requests_per_minute"),
+        ("- {key: canary-key, requests_per_minute: yes}\n", "requests_per_minute"),
     ],
 )
 async def test_x3_a_bad_keys_file_is_refused_without_showing_a_key(
@@ -320,6 +354,13 @@ async def test_x3_a_bad_keys_file_is_refused_without_showing_a_key(
 async def test_x3_a_missing_variable_is_named(make_cluster: Any) -> None:
     with pytest.raises(ConfigError, match=r"auth.keys_env: environment variable NO_SUCH_KEYS is empty or not set"):
         await make_cluster(auth={"keys_env": "NO_SUCH_KEYS"})
+
+
+async def test_x3_a_variable_of_commas_lets_nobody_in(make_cluster: Any, monkeypatch: Any) -> None:
+    """No key at all would mean that none is asked for."""
+    monkeypatch.setenv("ROUTER_KEYS", " , ,")
+    with pytest.raises(ConfigError, match=r"ROUTER_KEYS holds commas and no key"):
+        await make_cluster(auth={"keys_env": "ROUTER_KEYS"})
 
 
 async def test_x3_admin_paths_need_the_admin_key(make_cluster: Any, monkeypatch: Any) -> None:

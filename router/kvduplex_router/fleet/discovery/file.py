@@ -65,6 +65,8 @@ def _read(text: str) -> Sequence[Member]:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise DiscoveryError(f"not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise DiscoveryError("nested without end; an alias stands inside what it names") from None
     if value is None:
         raise DiscoveryError(f"it is empty; {_FORM}, an empty list for none")
     try:
