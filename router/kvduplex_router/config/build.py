@@ -39,7 +39,7 @@ def build_config(file: Path | None = None, /, **flags: Any) -> RouterConfig:
     """
     document = ConfigDocument.empty() if file is None else ConfigDocument.load(file)
     given = {key: value for key, value in flags.items() if value not in (None, (), [])}
-    places = {_SECTION_FLAGS.get(flag, (flag,)) for flag in given}
+    places: set[tuple[str, ...]] = {_SECTION_FLAGS.get(flag, (flag,)) for flag in given}
     for flag, (section, key) in _SECTION_FLAGS.items():
         if flag in given:
             value, written = given.pop(flag), given.get(section) or document.values.get(section) or {}
