@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -25,6 +25,9 @@ from kvduplex_router.errors import RouterError
 from kvduplex_router.telemetry.metrics import Metrics
 
 __all__ = ["AsgiApp", "Front", "build_app"]
+
+_PROBED: Final = frozenset({"/health", "/ready"})
+"""Paths that load balancers and monitors ask for by HEAD too."""
 
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -95,7 +98,8 @@ class Front:
         elif endpoint is None and path != "/v1/models" and passes(method, path):
             await self._passthrough(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            asked = {**scope, "method": "GET"} if method == "HEAD" and path in _PROBED else scope
+            await self._app(asked, receive, send)  # the server sends no body to HEAD
 
 
 def _raw_route(path: str, endpoint: AsgiApp) -> APIRoute:

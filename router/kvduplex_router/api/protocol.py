@@ -79,6 +79,11 @@ class ClientProtocol(HttpToolsProtocol):
         if self._last:
             self.cycle.keep_alive = False
 
+    def on_response_complete(self) -> None:
+        """A response is complete; one to HEAD is a head alone."""
+        cast("_OneWrite", self.transport).flush()
+        super().on_response_complete()
+
     @property
     def takes_chunks(self) -> bool:
         """Whether a chunked response has begun and the client does not lag."""
@@ -98,7 +103,7 @@ class ClientProtocol(HttpToolsProtocol):
 
 
 class _OneWrite:
-    """A transport that holds a response head back until the next write, which uvicorn always makes."""
+    """A transport that holds a response head back until the next write, or until the response is complete."""
 
     __slots__ = ("_head", "_transport")
 
@@ -114,10 +119,14 @@ class _OneWrite:
             return
         self._transport.write(data)
 
-    def close(self) -> None:
+    def flush(self) -> None:
+        """Write a head that nothing followed."""
         if self._head:
             head, self._head = self._head, b""
             self._transport.write(head)
+
+    def close(self) -> None:
+        self.flush()
         self._transport.close()
 
     def __getattr__(self, name: str) -> Any:

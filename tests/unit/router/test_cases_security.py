@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -453,3 +454,19 @@ async def test_unknown_paths_and_methods_get_openai_errors(make_cluster: Any) ->
         answer = await cluster.client(path, None, method=method)
         assert answer.status == status
         assert answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/health", 200), ("/ready", 200), ("/v1/models", 405), (CHAT, 405), ("/nothing", 404)]
+)
+async def test_a_request_for_a_head_alone_gets_one_and_the_connection_goes_on(
+    make_cluster: Any, path: str, status: int
+) -> None:
+    cluster = await make_cluster()
+    reader, writer = await cluster.client.send(path, None, method="HEAD")
+    writer.write(b"GET /health HTTP/1.1\r\nhost: router\r\n\r\n")
+    async with asyncio.timeout(10):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(f"HTTP/1.1 {status} ".encode())
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    writer.close()
