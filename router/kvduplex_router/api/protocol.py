@@ -7,12 +7,15 @@ one write for a response's head and the first part of its body.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kvduplex_router.http.watchdog import NEVER, Watchdog
+from kvduplex_router.requests.apis.openai_errors import OPENAI_ERRORS
 
 __all__ = ["CONNECTION", "ClientProtocol", "client_protocol"]
 
@@ -21,6 +24,9 @@ CONNECTION: Final = "kvduplex.connection"
 
 _LAST_S: Final = 0.5
 """Seconds in which a client that had connected must have begun its request when the server stops."""
+_MAX_HEAD_BYTES: Final = 256 * 1024
+"""Of a request; what one read brings of it comes on top."""
+_UPGRADE: Final = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _HEAD: Final = b"HTTP/1.1 "
 _CONTINUE: Final = b"HTTP/1.1 100"
 
@@ -41,6 +47,8 @@ class ClientProtocol(HttpToolsProtocol):
         self.deadline = NEVER
         self.on_gone: Callable[[], None] | None = None
         self._last = False
+        self._in_head = True
+        self._head_bytes = 0
 
     def shutdown(self) -> None:
         """The server is told to stop: a client that has only just connected may still ask, once."""
@@ -66,15 +74,45 @@ class ClientProtocol(HttpToolsProtocol):
         if on_gone is not None:
             on_gone()
 
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        if self._in_head and (offer := _UPGRADE.search(data, 0, max(data.find(b"\r\n\r\n"), 0) or len(data))):
+            # An offer of HTTP/2 or WebSocket is declined by not seeing it; the parser would end the request at its
+            # head, and clients like Java's make one with every body.
+            data = b"".join((data[: offer.start()], b"\r\nx-declined-upgrade:", data[offer.end() :]))
+        was_in_head = self._in_head
+        super().data_received(data)
+        if was_in_head and self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self._refuse(b"431 Request Header Fields Too Large", "the request's head is too large")
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no request."""
+        self._refuse(b"400 Bad Request", msg)
+
+    def _refuse(self, status: bytes, message: str) -> None:
+        """Answer outside a request and close; in the middle of another response only close."""
+        if self.transport.is_closing():
+            return
+        asked: Any = self.cycle
+        if asked is None or asked.response_complete:
+            body = orjson.dumps(OPENAI_ERRORS.body("invalid_request_error", message, None, "bad_request"))
+            lines = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+            self.transport.write(_HEAD + status + b"\r\n" + lines + b"\r\n" + body)
+        self.transport.close()
+
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
         self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
         self.deadline = self.loop.time() + self._header_s
 
     def on_headers_complete(self) -> None:
         """A request head is complete."""
         self.deadline = NEVER
+        self._in_head = False
         super().on_headers_complete()
         if self._last:
             self.cycle.keep_alive = False

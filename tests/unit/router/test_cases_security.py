@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from kvduplex_router.config import Reuse, build_config
@@ -470,3 +472,42 @@ async def test_a_request_for_a_head_alone_gets_one_and_the_connection_goes_on(
         assert head.startswith(f"HTTP/1.1 {status} ".encode())
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
     writer.close()
+
+
+async def read_all(cluster: Any, *parts: bytes) -> bytes:
+    """What comes back until the router closes the connection."""
+    reader, writer = await cluster.client.open()
+    received = b""
+    with contextlib.suppress(OSError):
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+    async with asyncio.timeout(10):
+        with contextlib.suppress(OSError):
+            while part := await reader.read(65536):
+                received += part
+    writer.close()
+    return received
+
+
+async def test_an_endless_request_head_is_cut_off(make_cluster: Any) -> None:
+    cluster = await make_cluster(timeouts={"header_s": 60})
+    for line in (b"a" * 65536, b"x-a: " + b"a" * 65536 + b"\r\n"):
+        assert b" 200 " not in await read_all(cluster, b"GET /health HTTP/1.1\r\n", *[line] * 200, b"\r\n\r\n")
+    assert (await cluster.client.chat(None, {"x-long": "a" * 60_000})).status == 200
+
+
+async def test_what_is_no_request_gets_an_openai_error(make_cluster: Any) -> None:
+    cluster = await make_cluster()
+    head, _, body = (await read_all(cluster, b"\x16\x03\x01\r\n\r\n")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert orjson.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("offer", ["h2c", "websocket"])
+async def test_an_offer_to_upgrade_is_declined_and_the_body_read(make_cluster: Any, offer: str) -> None:
+    """Java's HttpClient offers HTTP/2 with every request over plain HTTP."""
+    cluster = await make_cluster()
+    headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": offer, "HTTP2-Settings": "AAMAAABkAAQAAP__"}
+    assert (await cluster.client.chat(None, headers)).status == 200
+    assert all("upgrade" not in name for request in cluster.d.requests for name in request.headers)
