@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from kvduplex_image.errors import RecipeError
+from kvduplex_transfer.strictyaml import parse_yaml
 
 __all__ = ["CloudWatchAgent", "Efa", "Engine", "Flavour", "ImageRecipe", "Neuron", "Parent", "load_recipe"]
 
@@ -184,8 +185,8 @@ def load_recipe(path: Path) -> ImageRecipe:
         RecipeError: The file is missing, is no YAML mapping, or a key or value in it is wrong.
     """
     try:
-        values = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+        values = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RecipeError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise RecipeError(f"{path}: holds no mapping of keys to values")

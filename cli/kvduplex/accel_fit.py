@@ -112,5 +112,6 @@ def _folders(plan: AccelPlan, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _writable(folder: Path) -> bool:
-    existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    # `Path.exists` raises below a folder that this user may not enter; seen from here, that folder is the last one.
+    existing = next((path for path in (folder, *folder.parents) if os.access(path, os.F_OK)), None)
     return existing is not None and existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)

@@ -20,6 +20,7 @@ from kvduplex_transfer.engine_options import ConnectorKind
 from kvduplex_transfer.errors import ConfigError
 from kvduplex_transfer.host.options import HTTP_PORTS, LEASE_PORTS, SIDE_CHANNEL_PORTS
 from kvduplex_transfer.interface import EnginePlan, Role, TransferBackend
+from kvduplex_transfer.strictyaml import parse_yaml
 
 __all__ = ["DEFAULT_CONNECTOR", "CpuCluster", "CpuRecipe", "Where", "parse_settings", "plan_cluster"]
 
@@ -235,6 +236,6 @@ def parse_settings(texts: Sequence[str]) -> dict[Role, dict[str, Any]]:
 
 def _yaml(text: str, value: str) -> Any:
     try:
-        return yaml.safe_load(value)
+        return parse_yaml(value)
     except yaml.YAMLError as error:
         raise UsageError(f"--set {text}: the value is not YAML: {error}") from error

@@ -19,6 +19,7 @@ from kvduplex.ec2.pricing import PRICING_REGION
 from kvduplex.ec2.request import LaunchRequest
 from kvduplex.ec2.start import Launcher, Limits
 from kvduplex.node.aws import session
+from kvduplex_transfer.strictyaml import parse_yaml
 
 __all__ = ["app"]
 
@@ -175,7 +176,7 @@ def _settings(texts: list[str]) -> dict[str, Any]:
         if not equals or not key:
             raise RequestError(f"--set {text}: write KEY=VALUE")
         try:
-            settings[key] = yaml.safe_load(value)
+            settings[key] = parse_yaml(value)
         except yaml.YAMLError as error:
             raise RequestError(f"--set {text}: the value is not YAML") from error
     return settings

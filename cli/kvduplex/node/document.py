@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from kvduplex.errors import UsageError
 from kvduplex.node.config import NODE_FILE, NODE_VARIABLE, NodeConfig
+from kvduplex_transfer.strictyaml import parse_yaml
 
 __all__ = ["NodeConfigError", "dump_node", "load_node", "parse_node", "read_node"]
 
@@ -30,11 +31,13 @@ def read_node(file: Path, environ: Mapping[str, str]) -> NodeConfig:
     if (text := environ.get(NODE_VARIABLE)) is not None:
         return load_node(text, where=f"${NODE_VARIABLE}")
     try:
-        text = file.read_text()
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise NodeConfigError(
             f"{file}: {error.strerror}; user data writes it at the first boot, see `cloud-init status --long`"
         ) from error
+    except UnicodeDecodeError as error:
+        raise NodeConfigError(f"{file}: not UTF-8: {error}; save it as UTF-8") from error
     return load_node(text, where=str(file))
 
 
@@ -45,7 +48,7 @@ def load_node(text: str, *, where: str = NODE_FILE) -> NodeConfig:
         NodeConfigError: The text is no YAML mapping, or a key or value is wrong.
     """
     try:
-        values = yaml.safe_load(text)
+        values = parse_yaml(text)
     except yaml.YAMLError as error:
         raise NodeConfigError(f"{where}: not YAML: {_yaml_problem(error)}") from error
     if not isinstance(values, dict):

@@ -13,6 +13,7 @@ import yaml
 from kvduplex.node.aws import explained
 from kvduplex.node.config import KeySource
 from kvduplex.node.errors import SecretError
+from kvduplex_transfer.strictyaml import parse_yaml
 
 if TYPE_CHECKING:
     from types_boto3_secretsmanager import SecretsManagerClient
@@ -58,7 +59,7 @@ def client_key_entries(text: str, *, where: str) -> list[dict[str, Any]]:
         SecretError: It is neither.
     """
     try:
-        values = yaml.safe_load(text)
+        values = parse_yaml(text)
     except yaml.YAMLError:
         values = None  # lines of keys need not be YAML
     if isinstance(values, list):

@@ -22,17 +22,22 @@ _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 def is_local(model: str) -> bool:
     """Whether `model` means a folder: it is one, or is spelled like a path."""
-    return model.startswith(("/", ".", "~")) or Path(model).is_dir()
+    return model.startswith(("/", ".", "~")) or _is_folder(model)
 
 
 def model_findings(model: str) -> list[Finding]:
     """What keeps `model` from being served; empty when nothing does, and for hub ids, which the engine resolves."""
     if not is_local(model):
         return [] if _HUB_ID.fullmatch(model) else [_unknown(model)]
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        return [_unknown(model)]
-    return [*_config_findings(folder), *_weight_findings(folder), *_tokenizer_findings(folder)]
+    try:
+        folder = Path(model).expanduser()
+        if not folder.is_dir():
+            return [_unknown(model)]
+        return [*_config_findings(folder), *_weight_findings(folder), *_tokenizer_findings(folder)]
+    except RuntimeError:
+        return [_unknown(model)]  # `~` of a user whom this machine does not know
+    except OSError as error:
+        return [_unreadable(model, error)]
 
 
 def max_tokens(folder: Path) -> int | None:
@@ -58,6 +63,22 @@ def _unknown(model: str) -> Finding:
         "a folder with config.json, weights and tokenizer, or ORGANISATION/NAME",
         fix="check the spelling; without --model a small random model is generated",
     )
+
+
+def _unreadable(model: str, error: OSError) -> Finding:
+    return _unusable(
+        "model.folder",
+        f"--model {model}: {error.strerror} ({error.filename})",
+        "a folder whose files this user can read",
+        fix="let this user read every file of the folder, and enter the folders above it; or give another folder",
+    )
+
+
+def _is_folder(model: str) -> bool:
+    try:
+        return Path(model).is_dir()
+    except OSError:
+        return False
 
 
 def _config_findings(folder: Path) -> Iterator[Finding]:

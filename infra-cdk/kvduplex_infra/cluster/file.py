@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from kvduplex_infra.cluster.fit import problems
 from kvduplex_infra.cluster.model import Cluster
 from kvduplex_infra.errors import ClusterFileError
+from kvduplex_transfer.strictyaml import parse_yaml
 
 __all__ = ["load_cluster", "parse_cluster"]
 
@@ -26,10 +27,12 @@ def load_cluster(path: Path, *, now: datetime) -> Cluster:
         ClusterFileError: It cannot be read, or something in it is wrong; every fault on a line of its own.
     """
     try:
-        values = yaml.safe_load(path.read_text())
+        values = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         known = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml"))) or "none"
         raise ClusterFileError(f"{path}: {error.strerror}; cluster files in {path.parent}: {known}") from error
+    except UnicodeDecodeError as error:
+        raise ClusterFileError(f"{path}: not UTF-8: {error}; save it as UTF-8") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}:" if mark is not None else ""

@@ -186,3 +186,20 @@ def test_a_connector_that_the_recipe_cannot_run_is_refused(trn2: dict[str, Any])
     cluster = parse_cluster(values, where="c.yaml", now=NOW)
     with pytest.raises(ClusterFileError, match="use connector: stock"):
         engine_plan(engine_node(cluster, "decode", cluster.decode, Names(cluster.name)), "decode")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"region: us-east-2\nregion: us-west-2\n", "line 2: not YAML: region is given twice"),
+        (b"name: 2026-99-99\n", "line 1: not YAML: month must be in"),
+        (b"name: " + b"1" * 6000, "line 1: not YAML"),
+        (b"name: " + b"[" * 3000 + b"]" * 3000, "not YAML: nested too deeply"),
+        (b"name: caf\xe9\n", "not UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_with_its_line(content: bytes, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ClusterFileError, match=told):
+        load_cluster(file, now=NOW)

@@ -85,3 +85,9 @@ def test_a_compile_cache_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     settings = parse_settings([f"cache_dir={tmp_path}/file/graphs", f"download_dir={tmp_path}/file"])
     assert checks("llama-3.1-8b-trn2", TRN2, settings=settings) == {"recipe.cache_dir", "recipe.download_dir"}
+
+
+def test_folders_that_this_user_may_not_look_into(hidden: Path) -> None:
+    settings = parse_settings([f"cache_dir={hidden}/graphs"])
+    assert checks("llama-3.1-8b-trn2", TRN2, settings=settings) == {"recipe.cache_dir"}
+    assert checks("llama-3.1-8b-trn2", TRN2, model=f"{hidden}/weights") == {"model.folder"}

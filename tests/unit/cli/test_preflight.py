@@ -162,6 +162,14 @@ class TestModel:
         (model / "model.safetensors.index.json").write_text(json.dumps(index))
         assert seen(model) == [f"model-2.safetensors of model.safetensors.index.json missing in {model}"]
 
+    def test_a_folder_that_this_user_may_not_look_into(self, hidden: Path) -> None:
+        (finding,) = model_findings(str(hidden / "weights"))
+        assert "Permission denied" in finding.seen
+
+    @pytest.mark.parametrize("name", ["~nobody-of-that-name/weights", "x" * 300, "/" + "x" * 300])
+    def test_names_that_no_file_system_has_are_refused(self, name: str) -> None:
+        assert [finding.check for finding in model_findings(name)] == ["model.folder"]
+
     def test_limits_and_sizes_are_read(self, model: Path) -> None:
         stored = (model / "model.safetensors").stat().st_size
         assert max_tokens(model) == 2048

@@ -11,6 +11,7 @@ import yaml
 
 from kvduplex_transfer.errors import ConfigError
 from kvduplex_transfer.recipes.schema import Recipe
+from kvduplex_transfer.strictyaml import parse_yaml
 
 __all__ = ["Catalogue"]
 
@@ -51,19 +52,26 @@ class Catalogue:
 
     def _locate(self, reference: str) -> Path:
         if reference.endswith((".yaml", ".yml")):
-            path = Path(reference).expanduser()
-            if not path.is_file():
-                raise ConfigError(f"recipe file {reference} does not exist; known recipes: {', '.join(self.names)}")
-            return path
+            return self._file(reference)
         if reference in self.names:
             return self._folder / f"{reference}.yaml"
         close = difflib.get_close_matches(reference, self.names, n=1)
         hint = f"did you mean {close[0]}?" if close else f"known recipes: {', '.join(self.names)}"
         raise ConfigError(f"no recipe {reference!r} for backend {self._backend}; {hint}")
 
+    def _file(self, reference: str) -> Path:
+        try:
+            path = Path(reference).expanduser()
+            found = path.is_file()
+        except (OSError, RuntimeError) as error:  # a folder not to be entered; `~` of nobody
+            raise ConfigError(f"recipe file {reference} cannot be read: {error}") from error
+        if not found:
+            raise ConfigError(f"recipe file {reference} does not exist; known recipes: {', '.join(self.names)}")
+        return path
+
     def _read(self, path: Path) -> Recipe:
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            values = parse_yaml(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"recipe {path} cannot be read: {error}") from error
         except yaml.YAMLError as error:
