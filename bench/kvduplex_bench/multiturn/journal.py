@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Final, Self
 
 from kvduplex_bench.errors import BenchError
 
 __all__ = ["FORMAT", "Journal", "read_lines"]
 
 FORMAT = 1
+_START: Final = b'{"kind":"run"'
 
 
 @dataclass(slots=True)
@@ -60,22 +61,28 @@ class Journal:
         return journal
 
     def _take_up(self, fingerprint: str) -> None:
+        _must_be_a_record(self.path)
         _drop_torn_line(self.path)
         for line in read_lines(self.path):
             if line["kind"] == "run":
-                self._must_match(line, fingerprint)
+                if not _matches(line, fingerprint):
+                    self._begin_anew()
+                    return
                 self.sittings += 1
             elif line["kind"] == "segment":
                 self.done.add(str(line["segment"]))
             elif line["kind"] == "end":
                 self.complete = bool(line["complete"])
 
-    def _must_match(self, line: dict[str, Any], fingerprint: str) -> None:
-        if line.get("format") != FORMAT or line.get("fingerprint") != fingerprint:
+    def _begin_anew(self) -> None:
+        """Empty the record of another run that measured nothing, like one whose cluster could not be reached."""
+        if any(line["kind"] in ("turn", "segment") for line in read_lines(self.path)):
             raise BenchError(
                 f"--output {self.path}: holds a run of another workload, cluster or version; "
                 "give another file, or remove this one to measure anew"
             )
+        self.path.write_bytes(b"")
+        self.sittings, self.complete = 0, False
 
     def write(self, kind: str, **values: Any) -> None:
         """Append a line.
@@ -129,6 +136,18 @@ def _parsed(path: Path, number: int, raw: bytes) -> dict[str, Any]:
             f"{path}:{number}: not a line of a run's record; give the --output of kvduplex bench multiturn"
         )
     return line
+
+
+def _matches(line: dict[str, Any], fingerprint: str) -> bool:
+    return line.get("format") == FORMAT and line.get("fingerprint") == fingerprint
+
+
+def _must_be_a_record(path: Path) -> None:
+    """Leave a file alone that some other program wrote; a disk may have filled within a record's first bytes."""
+    with path.open("rb") as file:
+        start = file.read(len(_START))
+    if not _START.startswith(start):
+        raise BenchError(f"--output {path}: is no record of a run; give another file")
 
 
 def _drop_torn_line(path: Path) -> None:

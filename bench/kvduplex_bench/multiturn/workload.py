@@ -77,6 +77,7 @@ class Workload:
         self._require(0 <= self.warm_up < 1, "warm_up", "is a share of the turns, from 0 to below 1")
         self._require(self.warm_up_turns < self.turns, "warm_up", f"leaves none of {self.turns} turns to measure")
         self._require(self.think_s >= 0, "think_s", "must not be negative")
+        self._require(math.isfinite(self.think_s), "think_s", "must end")
         self._require(bool(self.prefixes), "prefixes", "must name at least one length")
         self._require(min(self.prefixes) >= 0, "prefixes", "must not be negative")
         self._require(len(set(self.prefixes)) == len(self.prefixes), "prefixes", "must differ from each other")

@@ -47,11 +47,32 @@ def test_a_torn_last_line_is_cut_and_gone_on_after(tmp_path: Path, cut: int) -> 
 
 def test_a_record_of_another_run_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    opened(path).close()
+    journal = opened(path)
+    journal.write("turn", segment="a")
+    journal.close()
     before = path.read_bytes()
     with pytest.raises(BenchError, match="holds a run of another workload"):
         Journal.open(path, fingerprint="g")
     assert path.read_bytes() == before
+
+
+def test_a_run_that_measured_nothing_is_in_nobodys_way(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    journal = opened(path)
+    journal.write("end", complete=False)
+    journal.close()
+    other = opened(path, "g")
+    other.close()
+    assert (other.sittings, [line["fingerprint"] for line in read_lines(path)]) == (0, ["g"])
+
+
+@pytest.mark.parametrize("content", [b"notes without an end of line", b'{"kind": "x"}\nand more', b"\n"])
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(BenchError, match="is no record of a run"):
+        Journal.open(path, fingerprint="f")
+    assert path.read_bytes() == content
 
 
 def test_a_full_disk_is_said_with_the_way_on() -> None:

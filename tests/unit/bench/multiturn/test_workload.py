@@ -33,6 +33,7 @@ def test_the_published_workload() -> None:
         ({"prefixes": ()}, "--prefixes"),
         ({"prefixes": (100, 100)}, "must differ"),
         ({"think_s": -1.0}, "--think-time -1.0: must not be negative"),
+        ({"think_s": float("inf")}, "--think-time inf: must end"),
     ],
 )
 def test_impossible_knobs_are_named(knobs: dict[str, Any], message: str) -> None:
