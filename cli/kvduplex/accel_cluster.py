@@ -173,4 +173,4 @@ def _address(recipe: Recipe, wishes: AccelCluster, roles: tuple[Role, ...]) -> s
 
 def _engines(recipe: Recipe, role: Role) -> int:
     engines = recipe.options(role).get("engines", 1)
-    return engines if isinstance(engines, int) else 1  # what it is instead is refused by the plan of the first engine
+    return max(engines, 1) if isinstance(engines, int) else 1  # anything else is refused by the first engine's plan

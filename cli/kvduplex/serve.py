@@ -21,6 +21,7 @@ from kvduplex.preflight.model import is_local, weight_bytes
 from kvduplex.serve_accel import add_accelerators
 from kvduplex.supervise import UnitKind
 from kvduplex.tinymodel.sizes import SIZES
+from kvduplex.units import check_router
 from kvduplex_transfer.engine_options import ConnectorKind
 from kvduplex_transfer.host import HostBackend
 from kvduplex_transfer.hostview import LocalHost
@@ -104,8 +105,10 @@ def cpu(
         scratch=folders.runtime / str(port),
         cache=folders.cache,
     )
+    cluster = plan_cluster(wishes, _backend(), where, router_config=router_config)
+    check_router(cluster.router)
     launch(
-        plan_cluster(wishes, _backend(), where, router_config=router_config),
+        cluster,
         findings=lambda: _findings(wishes),
         prepare=lambda: _generate(wishes, folders.cache),
         port_options={UnitKind.ROUTER: f"--port {port + 1}", UnitKind.ENGINE: f"--port-offset {port_offset + 1000}"},

@@ -23,8 +23,9 @@ from kvduplex.errors import UsageError
 from kvduplex.folders import Folders
 from kvduplex.launch import Output, launch
 from kvduplex.supervise import Stage, Unit, UnitKind
-from kvduplex.units import engine_unit, router_argv, router_unit
+from kvduplex.units import check_router, engine_unit, router_argv, router_unit
 from kvduplex.vllm_stages import VLLM_STAGES
+from kvduplex_router.config.addresses import check_url
 from kvduplex_transfer.engine_options import ConnectorKind
 from kvduplex_transfer.hostchecks.findings import fail
 from kvduplex_transfer.hostview import LocalHost
@@ -114,11 +115,12 @@ def _command_for(backend: Literal["neuron", "gpu"]) -> Callable[..., None]:
         if list_recipes or recipe is None:
             _list(backend, asked=list_recipes)
             return
+        elsewhere = _checked(router) if router is not None else None
         wishes = AccelCluster(
             backend=backend,
             recipe=recipe,
             role=role,
-            router_elsewhere=router is not None,
+            router_elsewhere=elsewhere is not None,
             advertise=advertise,
             address=own_address(),
             model=model,
@@ -126,15 +128,19 @@ def _command_for(backend: Literal["neuron", "gpu"]) -> Callable[..., None]:
             settings=parse_settings(setting or []),
         )
         place = _Place(host, port, logs, ("--config", str(router_config.absolute())) if router_config else ())
-        _start(plan_cluster(wishes), place, router=router, timeout_s=timeout, output=Output(dry_run=dry_run, json=json))
+        _start(
+            plan_cluster(wishes), place, router=elsewhere, timeout_s=timeout, output=Output(dry_run=dry_run, json=json)
+        )
 
     return serve
 
 
 def _start(plan: AccelPlan, place: _Place, *, router: str | None, timeout_s: float | None, output: Output) -> None:
     folders = Folders.from_environ(os.environ, home=Path.home(), uid=os.getuid())
+    cluster = _cluster(plan, place, folders)
+    check_router(cluster.router)
     launch(
-        _cluster(plan, place, folders),
+        cluster,
         findings=lambda: _findings(plan, router),
         prepare=lambda: _tell_router_flags(plan, place),
         port_options={
@@ -192,9 +198,16 @@ def _findings(plan: AccelPlan, router: str | None) -> Iterable[Finding]:
         yield from _router_findings(router)
 
 
+def _checked(router: str) -> str:
+    try:
+        return check_url(router)
+    except ValueError as error:
+        raise UsageError(f"--router: {error}") from error
+
+
 def _router_findings(url: str) -> Iterable[Finding]:
     parts = urlsplit(url)
-    if parts.scheme in {"http", "https"} and parts.hostname and _answers(parts.scheme, parts.hostname, parts.port):
+    if _answers(parts.scheme, parts.hostname or "", parts.port):
         return
     yield fail(
         "router.reachable",
@@ -211,7 +224,7 @@ def _answers(scheme: str, host: str, port: int | None) -> bool:
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
+    except (OSError, UnicodeError, http.client.HTTPException):  # a name's label may be too long to look up
         return False
     finally:
         connection.close()

@@ -7,11 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from kvduplex.errors import PreflightError
 from kvduplex.supervise import Stage, Unit, UnitKind
+from kvduplex_router.errors import ConfigError
+from kvduplex_router.flags import config_from_argv
 from kvduplex_transfer.interface import EnginePlan, Role
 
-__all__ = ["engine_unit", "router_argv", "router_unit"]
+__all__ = ["check_router", "engine_unit", "router_argv", "router_unit"]
 
+_ROUTER = ("-m", "kvduplex_router")
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -77,7 +81,7 @@ def router_unit(
     return Unit(
         name="router",
         kind=UnitKind.ROUTER,
-        argv=(interpreter, "-m", "kvduplex_router", *router_argv(plans, host=host, port=port), *extra_argv),
+        argv=(interpreter, *_ROUTER, *router_argv(plans, host=host, port=port), *extra_argv),
         environment=environment or {},
         url=f"http://{_authority(_WILDCARDS.get(host, host), port)}",
         ports={"http": port},
@@ -85,6 +89,23 @@ def router_unit(
         log=logs / "router.log",
         health_path="/ready",
     )
+
+
+def check_router(unit: Unit | None) -> None:
+    """Read a router's configuration as it will itself: engines may compile for an hour before it starts.
+
+    Args:
+        unit: As `router_unit` made it; None when none is to be started.
+
+    Raises:
+        PreflightError: It could not start with it.
+    """
+    if unit is None:
+        return
+    try:
+        config_from_argv(unit.argv[1 + len(_ROUTER) :])
+    except ConfigError as error:
+        raise PreflightError(f"the router's configuration: {error}") from error
 
 
 def router_argv(plans: Sequence[EnginePlan], *, host: str, port: int) -> list[str]:

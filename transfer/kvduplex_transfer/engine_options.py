@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvduplex_transfer.config import parse_options
 from kvduplex_transfer.interface import Role
 
-__all__ = ["WILDCARD_HOSTS", "ConnectorKind", "EngineOptions"]
+__all__ = ["WILDCARD_HOSTS", "ConnectorKind", "EngineOptions", "HostAddress"]
 
 WILDCARD_HOSTS = frozenset({"", "0.0.0.0", "::", "*"})
 """Addresses one can bind but not dial."""
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*\.?")
+
+
+def _check_host(value: str) -> str:
+    if value in WILDCARD_HOSTS or _HOST_NAME.fullmatch(value):
+        return value
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        raise ValueError("is neither a host name nor an IP address; leave out scheme, port and brackets") from None
+    return value
+
+
+HostAddress = Annotated[str, AfterValidator(_check_host)]
+"""A host name or an IP address, IPv6 without brackets; or a wildcard, which each use allows or refuses itself."""
 
 _OWNED_EXTRA_KEYS = frozenset(
     {
@@ -75,13 +93,13 @@ class EngineOptions(BaseModel):
     """Folder (absolute, or starting with ``.`` or ``~``) or hub id."""
     served_model_name: str | None = Field(default=None, min_length=1)
 
-    host: str = "127.0.0.1"
+    host: HostAddress = "127.0.0.1"
     """Address the HTTP server binds."""
     port: int = Field(ge=1, le=65535)
-    side_channel_host: str = "127.0.0.1"
+    side_channel_host: HostAddress = "127.0.0.1"
     """Address at which peers reach this engine's NIXL handshake; it is advertised, so it must be dialable."""
     side_channel_port: int = Field(default=5600, ge=1, le=65535)
-    lease_host: str = "127.0.0.1"
+    lease_host: HostAddress = "127.0.0.1"
     """Address the lease server of a leased decode engine binds."""
     lease_port: int | None = Field(default=None, ge=1, le=65535)
 

@@ -77,7 +77,13 @@ def test_settings_of_one_role_and_a_model_folder(tmp_path: Path) -> None:
         ("qwen3-32b", "gpu", {}, "did you mean qwen3-32b-p5"),
         ("llama-3.1-8b-trn2", "neuron", {"settings": parse_settings(["turbo=1"])}, "turbo: unknown key"),
         ("llama-3.1-8b-trn2", "neuron", {"advertise": "0.0.0.0"}, "peers cannot dial"),
+        ("llama-3.1-8b-trn2", "neuron", {"advertise": "http://10.0.1.10"}, "advertised_host: is neither a host"),
+        ("llama-3.1-8b-trn2", "neuron", {"advertise": "10.0.1.10:8100"}, "leave out scheme, port and brackets"),
+        ("qwen3-8b-two-gpus", "gpu", {"advertise": "[fd00::1]"}, "leave out scheme, port and brackets"),
+        ("qwen3-8b-two-gpus", "gpu", {"advertise": " 10.0.1.10"}, "leave out scheme, port and brackets"),
         ("llama-3.1-8b-trn2", "neuron", {"settings": parse_settings(["engines=x"])}, "engines: "),
+        ("llama-3.1-8b-trn2", "neuron", {"settings": parse_settings(["engines=0"])}, "engines: .* got 0"),
+        ("gpt-oss-20b-trn3", "neuron", {"settings": parse_settings(["side_channel_port=65533"])}, "end beyond 65535"),
     ],
 )
 def test_wishes_that_do_not_fit_are_refused(recipe: str, backend: str, wishes: dict[str, Any], message: str) -> None:

@@ -99,9 +99,36 @@ def router() -> Iterator[str]:
 
 def test_a_router_that_answers_is_accepted_and_others_are_named(router: str) -> None:
     assert list(_router_findings(router)) == []
-    for url in ("http://127.0.0.1:1", "not a url", "ftp://127.0.0.1"):
+    for url in ("http://127.0.0.1:1", f"http://{'a' * 70}.internal:8000"):
         (finding,) = _router_findings(url)
         assert url in finding.seen
+
+
+@pytest.mark.parametrize("url", ["", "not a url", "ftp://127.0.0.1", "10.0.1.10:8000", "http://r:99999", "http://[::1"])
+def test_what_is_no_url_of_a_router_is_refused_before_anything_is_planned(url: str, short_folder: Path) -> None:
+    result = kvduplex("neuron", "--recipe", "llama-3.1-8b-trn2", "--dry-run", "--router", url, home=short_folder)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"kvduplex: --router: '{url}'")
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--router-config", "absent.yaml"), "absent.yaml"),
+        (("--router-config", "typo.yaml"), "time_outs"),
+        (("--host", "a b"), "a b"),
+    ],
+)
+def test_a_router_that_could_not_start_is_refused_before_engines_compile(
+    flags: tuple[str, ...], message: str, short_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("typo.yaml").write_text("time_outs: {}\n")
+    result = kvduplex("neuron", "--recipe", "llama-3.1-8b-trn2", "--dry-run", *flags, home=short_folder)
+    assert result.returncode == 2
+    assert "the router's configuration: " in result.stderr
+    assert message in result.stderr
 
 
 def test_the_own_address_is_an_address() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvduplex_transfer.config import parse_options
-from kvduplex_transfer.engine_options import ConnectorKind
+from kvduplex_transfer.engine_options import ConnectorKind, HostAddress
 from kvduplex_transfer.interface import Role
 
 __all__ = ["HTTP_PORTS", "LEASE_PORTS", "SIDE_CHANNEL_PORTS", "HostOptions", "usual_ports"]
@@ -33,9 +33,9 @@ class HostOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     served_model_name: str | None = Field(default=None, min_length=1)
-    bind_host: str = "127.0.0.1"
+    bind_host: HostAddress = "127.0.0.1"
     """Address of all of the engine's servers."""
-    advertised_host: str | None = None
+    advertised_host: HostAddress | None = None
     """Address peers dial; `bind_host` when not given."""
     network_devices: str | None = Field(default=None, min_length=1)
     """Interfaces that carry KV, as UCX names them; ``lo`` when `bind_host` is a loopback address, else ``all``."""

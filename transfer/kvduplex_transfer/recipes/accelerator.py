@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from kvduplex_transfer.config import parse_options
 from kvduplex_transfer.engine import engine_plan
-from kvduplex_transfer.engine_options import WILDCARD_HOSTS, ConnectorKind, EngineOptions
+from kvduplex_transfer.engine_options import WILDCARD_HOSTS, ConnectorKind, EngineOptions, HostAddress
 from kvduplex_transfer.errors import ConfigError
 from kvduplex_transfer.host.options import HTTP_PORTS, LEASE_PORTS, SIDE_CHANNEL_PORTS
 from kvduplex_transfer.interface import EnginePlan, NixlSettings, Role
@@ -22,6 +22,7 @@ __all__ = ["AcceleratorOptions", "accelerator_plan"]
 
 # Up to 0.32, stock vLLM tells where a decode engine keeps KV only in answers that are not streamed.
 _STREAM_PARAMS = "kvduplex_connector.stream_params.StreamParamsMiddleware"
+_LAST_PORT = 65535
 _PORTS_PER_ENGINE = ("side_channel", "lease")  # vLLM adds the data parallel index to these
 _OWN = frozenset(
     {
@@ -48,9 +49,9 @@ class AcceleratorOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     served_model_name: str | None = Field(default=None, min_length=1)
-    advertised_host: str | None = None
+    advertised_host: HostAddress | None = None
     """Address at which peers and the router reach this host; `kvduplex serve` fills it in."""
-    bind_host: str | None = None
+    bind_host: HostAddress | None = None
     """Address the engine's servers listen on; `advertised_host` when not given, so that no other network sees them."""
     http_port: int | None = Field(default=None, ge=1, le=65535)
     side_channel_port: int | None = Field(default=None, ge=1, le=65535)
@@ -178,7 +179,7 @@ def accelerator_plan(
     name = f"engine-{index}" if engine.connector is ConnectorKind.NONE else f"{role}-{index}"
     variables = transfers | _common_environment(options) | dict(environment) | dict(options.environment)
     plan = engine_plan(engine, name=name, environment=variables, interpreter=interpreter)
-    return replace(plan, ports=_all_ports(plan.ports, options.data_parallel_size))
+    return replace(plan, ports=_all_ports(plan.ports, options.data_parallel_size, where))
 
 
 def _middleware(options: AcceleratorOptions, role: Role) -> tuple[str, ...]:
@@ -223,9 +224,14 @@ def _common_environment(options: AcceleratorOptions) -> dict[str, str]:
     return environment
 
 
-def _all_ports(ports: Mapping[str, int], ranks: int) -> Mapping[str, int]:
+def _all_ports(ports: Mapping[str, int], ranks: int, where: str) -> Mapping[str, int]:
     every = dict(ports)
     for purpose in _PORTS_PER_ENGINE:
         if purpose in ports:
+            if ports[purpose] + ranks - 1 > _LAST_PORT:
+                raise ConfigError(
+                    f"{where}: {purpose}_port {ports[purpose]} and one more for each of {ranks} data parallel ranks "
+                    f"end beyond {_LAST_PORT}; choose a lower one"
+                )
             every |= {f"{purpose}_{rank}": ports[purpose] + rank for rank in range(1, ranks)}
     return MappingProxyType(every)
