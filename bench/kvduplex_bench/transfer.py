@@ -39,6 +39,7 @@ def transfer(
     try:
         backend_named(backend)
         if listen:
+            _refuse_both_sides(peer)
             _listen(backend, listen, size)
             return
         cases = [Case(block_bytes, count) for count in _counts(blocks)]
@@ -49,6 +50,11 @@ def transfer(
     except (BenchError, TransferError) as error:
         Console(stderr=True).print(f"[red]bench transfer:[/red] {error}", highlight=False)
         raise typer.Exit(1) from error
+
+
+def _refuse_both_sides(peer: str) -> None:
+    if peer:
+        raise BenchError("--listen and --peer do not go together: one side offers memory, the other reads it")
 
 
 def _listen(backend: str, where: str, size: int) -> None:
@@ -69,9 +75,9 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise BenchError(
-            f"--listen {host}:{port}: {error.strerror}; give an address of this host, a free port"
+            f"--listen {host}:{port}: {getattr(error, 'strerror', error)}; give an address of this host, a free port"
         ) from error
 
 
@@ -89,6 +95,8 @@ def _address(text: str) -> tuple[str, int]:
         return text.strip("[]"), DEFAULT_PORT
     if not port.isdigit() or not 0 < int(port) < 65536:  # noqa: PLR2004 - TCP's range
         raise BenchError(f"{text}: {port!r} is no port; write HOST:PORT, with a port from 1 to 65535")
+    if not host:
+        raise BenchError(f"{text}: there is no address before the port; write HOST:PORT")
     return host.strip("[]"), int(port)
 
 

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
@@ -27,7 +28,9 @@ from kvduplex_transfer.buffers import Buffer, BufferSource, HostMemory
 from kvduplex_transfer.errors import TransferError
 from kvduplex_transfer.interface import TransferAgent, TransferBackend
 
-__all__ = ["DEFAULT_PORT", "Offer", "backend_named", "fetch_offer", "offered", "pattern", "serve", "source_of"]
+__all__ = [
+    "DEFAULT_PORT", "Offer", "backend_named", "check_memory", "fetch_offer", "offered", "pattern", "serve", "source_of",
+]  # fmt: skip
 
 DEFAULT_PORT = 5990
 _VERSION = 1
@@ -86,9 +89,27 @@ def pattern(seed: int, length: int) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, length, dtype=np.uint8)
 
 
+def check_memory(needed: int) -> None:
+    """Refuse what this host's memory cannot hold, before the kernel ends some process to make room.
+
+    Args:
+        needed: Bytes to be held at once.
+
+    Raises:
+        BenchError: There is less available.
+    """
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise BenchError(
+            f"{needed} bytes of memory are needed, buffer and known bytes, and {available} are available on this host; "
+            "ask for fewer or smaller blocks"
+        )
+
+
 @contextlib.contextmanager
 def offered(backend: TransferBackend, *, length: int, seed: int, device_id: int = 0) -> Iterator[Offer]:
     """A registered buffer of known bytes, and its offer; both end with the block."""
+    check_memory(2 * length)
     agent = backend.open(f"bench-source-{os.getpid()}")
     with contextlib.ExitStack() as stack:
         stack.callback(agent.close)
@@ -122,7 +143,7 @@ def fetch_offer(host: str, port: int, *, timeout_s: float) -> Offer:
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as connection, connection.makefile("rb") as file:
             line = file.readline(_LINE_LIMIT)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a label that is empty or too long fails in its encoding
         raise BenchError(
             f"no transfer peer at {host}:{port} ({error}); start `kvduplex bench transfer --listen ADDRESS` there"
         ) from error

@@ -17,7 +17,7 @@ import numpy as np
 
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.transfer_direct import DirectAgent
-from kvduplex_bench.transfer_peer import Offer, backend_named, fetch_offer, pattern, source_of
+from kvduplex_bench.transfer_peer import Offer, backend_named, check_memory, fetch_offer, pattern, source_of
 from kvduplex_transfer.blocks import BlockArray
 from kvduplex_transfer.buffers import Buffer
 from kvduplex_transfer.errors import TransferError
@@ -118,6 +118,7 @@ def measure(
     largest = max(case.total for case in cases)
     if largest > offer.length:
         raise BenchError(f"the peer offers {offer.length} bytes, {largest} are needed; start it with --bytes {largest}")
+    check_memory(largest + offer.length)
     with _Reader.open(backend_name, offer, largest) as reader:
         found = []
         for case in cases:

@@ -119,13 +119,26 @@ def test_a_peer_of_another_backend() -> None:
         (("--blocks", "1,x"), "--blocks 1,x: write numbers"),
         (("--blocks", "0"), "each must be at least 1"),
         (("--peer", "host:http"), "'http' is no port"),
+        (("--peer", "a..b"), "no transfer peer at a..b:5990"),
+        (("--peer", ":5990"), "there is no address before the port"),
+        (("--listen", ":5990"), "there is no address before the port"),
+        (("--listen", "127.0.0.1", "--peer", "127.0.0.1"), "do not go together"),
         (("--listen", "192.0.2.1:5990", "--bytes", "4096"), "give an address of this host"),
+        (("--listen", "a..b:5990", "--bytes", "4096"), "give an address of this host"),
+        (("--listen", "127.0.0.1:5989", "--bytes", str(1 << 60)), "ask for fewer or smaller blocks"),
     ],
 )
 def test_settings_that_cannot_be(arguments: tuple[str, ...], message: str) -> None:
     code, output = bench(*arguments)
     assert code == 1
     assert message in " ".join(output.split())
+
+
+def test_an_offer_that_this_host_could_not_compare_is_refused() -> None:
+    with answering(json.dumps(asdict(replace(OFFER, length=1 << 60))).encode()) as port:
+        code, output = bench("--peer", f"127.0.0.1:{port}", "--blocks", "1")
+    assert code == 1
+    assert "ask for fewer or smaller blocks" in " ".join(output.split())
 
 
 def test_an_accelerator_that_is_not_here() -> None:
