@@ -122,7 +122,7 @@ def judge_peer(seen: PeerSeen, ports: PeerPorts, *, vllm: str | None) -> list[Fi
 def _resolve(host: str) -> tuple[str, ...]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # a label that is empty or too long fails in its encoding
         return ()
     return tuple(sorted({str(entry[4][0]) for entry in found}))
 

@@ -129,7 +129,8 @@ def test_what_is_wrong_with_a_peer(change: dict[str, Any], own: str, expected: d
     assert problems(replace(SEEN, **change), PeerPorts.usual(Role.DECODE), vllm=own) == expected
 
 
-def test_a_name_that_does_not_resolve() -> None:
+@pytest.mark.parametrize("name", ["kvduplex-no-such-host.invalid", "10.0.1.20:8200", "a..b", "a" * 70])
+def test_a_name_that_does_not_resolve(name: str) -> None:
     ports = PeerPorts.usual(Role.PREFILL)
-    seen = look_at_peer("kvduplex-no-such-host.invalid", ports, deadline_s=0.2)
+    seen = look_at_peer(name, ports, deadline_s=0.2)
     assert problems(seen, ports, vllm="0.29.0") == {"peer.address": FAIL}
