@@ -26,6 +26,7 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
 }
 _INTEGERS: Final = frozenset({"lease_port", "kv_recompute_threshold", "lease_max_claims"})
 _PATHS: Final = frozenset({"lease_curve_secret_file", "lease_curve_server_file", "lease_curve_clients_dir"})
+_PORT_MAX: Final = 65_535
 _OURS: Final = ("lease_", "claim_", "retention_", "reclaim_")
 
 
@@ -85,7 +86,14 @@ class LeaseSettings:
                 f"lease_ttl_s = {settings.lease_ttl_s:g}: expected at most decoder_kv_blocks_ttl = "
                 f"{settings.decoder_kv_blocks_ttl:g} seconds"
             )
+        settings._no_keys_for_an_open_protocol()
         return settings
+
+    def _no_keys_for_an_open_protocol(self) -> None:
+        """Without a secret the protocol is open, so other keys would promise what nobody keeps."""
+        for key in ("lease_curve_server_file", "lease_curve_clients_dir"):
+            if (value := getattr(self, key)) is not None and self.lease_curve_secret_file is None:
+                raise LeaseConfigError(f"{key} = '{value}': needs lease_curve_secret_file, this engine's own keys, too")
 
     def curve_server(self) -> CurveServer | None:
         """Keys of a decode engine, or None."""
@@ -128,6 +136,12 @@ def _number(key: str, value: object) -> int | float:
 
 
 def _peers(value: object) -> frozenset[str]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(peer, str) and ":" in peer for peer in value):
+    if not isinstance(value, (list, tuple)) or not all(isinstance(peer, str) and _is_peer(peer) for peer in value):
         raise LeaseConfigError(f"lease_peers = {value!r}: expected a list of HOST:PORT")
     return frozenset(value)
+
+
+def _is_peer(value: str) -> bool:
+    host, _, port = value.rpartition(":")
+    named = bool(host) and not set(host) & set("/ @") and (":" not in host or host.startswith("["))
+    return named and port.isascii() and port.isdigit() and 1 <= int(port) <= _PORT_MAX
