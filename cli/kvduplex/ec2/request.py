@@ -21,11 +21,13 @@ from kvduplex.node.config import (
     RouterSettings,
 )
 from kvduplex.node.discovery import CLUSTER_TAG
-from kvduplex.node.engine import has_replicas
+from kvduplex.node.document import NodeConfigError
+from kvduplex.node.engine import LOOPBACK, engine_plan_of, has_replicas, recipe_hosts
 from kvduplex.node.values import Name, Region
 from kvduplex_transfer.errors import ConfigError
 from kvduplex_transfer.hostchecks.efa_layout import EfaLayout, network_interfaces
 from kvduplex_transfer.hostchecks.instances import Accelerator, instance_type_named
+from kvduplex_transfer.interface import Role
 
 __all__ = ["Fleet", "LaunchRequest"]
 
@@ -137,9 +139,21 @@ class LaunchRequest(BaseModel):
         if self.reservation and self.prefill and self.prefill.instance_type != self.decode.instance_type:
             raise ValueError("reservation: holds one instance type; make those of prefill and decode equal")
         self._check_topology()
-        for role in self.fleets:
+        for role, fleet in self.fleets.items():
             self.node(role)
+            if role is not NodeRole.ROUTER:
+                self._check_recipe(role, fleet.instance_type)
         return self
+
+    def _check_recipe(self, role: NodeRole, name: str) -> None:
+        """A machine would refuse its recipe or options only once it is paid for."""
+        hosts = recipe_hosts(self.backend, self.recipe)
+        if hosts and name not in hosts:
+            raise ValueError(f"{role}: recipe {self.recipe} is for {' or '.join(hosts)}, not for {name}")
+        try:
+            engine_plan_of(self.node(role), Role(role.value), address=LOOPBACK, interpreter="python")
+        except NodeConfigError as error:
+            raise ValueError(str(error)) from error
 
     def _check_topology(self) -> None:
         wanted = has_replicas(self.backend, self.recipe)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["explained", "session"]
 
+_NO_CREDENTIALS = "Sign in (`aws sso login`, `aws configure`), or give the machine an instance profile."
+_NO_WAY = "Check the region's name, and that this machine reaches AWS: its proxy, VPC endpoints or NAT."
+
 
 def session(region: str | None) -> boto3.Session:
     """A boto3 session with bounded waits.
@@ -40,7 +43,14 @@ def explained(doing: str, error_class: type[AwsError] = AwsError, *, remedy: str
     Raises:
         AwsError: An AWS call inside failed; it is of `error_class`.
     """
-    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
+    from botocore.exceptions import (  # noqa: PLC0415
+        BotoCoreError,
+        ClientError,
+        HTTPClientError,
+        NoCredentialsError,
+        PartialCredentialsError,
+    )
+    from botocore.exceptions import ConnectionError as UnreachableError  # noqa: PLC0415
 
     try:
         yield
@@ -48,5 +58,9 @@ def explained(doing: str, error_class: type[AwsError] = AwsError, *, remedy: str
         code = error.response.get("Error", {}).get("Code", "unknown")
         said = error.response.get("Error", {}).get("Message", "")
         raise error_class(f"{doing}: {error.operation_name} was refused with {code}: {said} {remedy}") from error
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        raise error_class(f"{doing}: {error}. {_NO_CREDENTIALS}") from error
+    except (UnreachableError, HTTPClientError) as error:
+        raise error_class(f"{doing}: {error}. {_NO_WAY}") from error
     except BotoCoreError as error:
         raise error_class(f"{doing}: {error}. {remedy}") from error

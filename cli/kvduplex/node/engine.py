@@ -16,9 +16,9 @@ from kvduplex_transfer.engine_options import ConnectorKind
 from kvduplex_transfer.errors import ConfigError
 from kvduplex_transfer.host import HostBackend
 from kvduplex_transfer.interface import EnginePlan, RecipeLike, Role, TransferBackend
-from kvduplex_transfer.recipes import Catalogue, Topology
+from kvduplex_transfer.recipes import Catalogue, Recipe, Topology
 
-__all__ = ["LOOPBACK", "backend_of", "engine_plan_of", "has_replicas"]
+__all__ = ["LOOPBACK", "backend_of", "engine_plan_of", "has_replicas", "recipe_hosts"]
 
 LOOPBACK = "127.0.0.1"
 _STREAM_PARAMS = "kvduplex_connector.stream_params.StreamParamsMiddleware"
@@ -59,12 +59,23 @@ def backend_of(config: NodeConfig, *, interpreter: str) -> TransferBackend:
 
 def has_replicas(backend: Backend, recipe: str | None) -> bool:
     """Whether the engines of `recipe` do whole turns; False for an unknown one, which planning refuses."""
+    found = _known(backend, recipe)
+    return found is not None and found.topology is Topology.REPLICAS
+
+
+def recipe_hosts(backend: Backend, recipe: str | None) -> tuple[str, ...]:
+    """EC2 types that `recipe` was written for; empty for any, and for an unknown recipe, which planning refuses."""
+    found = _known(backend, recipe)
+    return () if found is None else found.hosts.instance_types
+
+
+def _known(backend: Backend, recipe: str | None) -> Recipe | None:
     if recipe is None or (catalogue := _CATALOGUES.get(backend)) is None:
-        return False
+        return None
     try:
-        return catalogue().load(recipe).topology is Topology.REPLICAS
+        return catalogue().load(recipe)
     except ConfigError:
-        return False
+        return None
 
 
 def engine_plan_of(config: NodeConfig, role: Role, *, address: str, interpreter: str) -> EnginePlan:

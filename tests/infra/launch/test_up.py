@@ -266,6 +266,25 @@ def test_a_zone_without_the_type_is_refused_with_those_that_have_it(account: Any
             },
             "trn2.3xlarge cannot move KV between machines",
         ),
+        (
+            {
+                "backend": "neuron",
+                "recipe": "llama-3.1-8b-trn2",
+                "prefill": {"count": 1, "instance_type": "trn1.32xlarge"},
+                "decode": {"count": 1, "instance_type": "trn1.32xlarge"},
+            },
+            "recipe llama-3.1-8b-trn2 is for trn2.48xlarge or trn2u.48xlarge, not for trn1.32xlarge",
+        ),
+        (
+            {
+                "backend": "gpu",
+                "recipe": "qwen3-32b",
+                "prefill": {"count": 1, "instance_type": "p5en.48xlarge"},
+                "decode": {"count": 1, "instance_type": "p5en.48xlarge"},
+            },
+            "did you mean qwen3-32b-p5",
+        ),
+        ({"options": {"turbo": 1}}, "turbo: unknown key"),
     ],
 )
 def test_a_request_that_cannot_work_is_refused_before_aws_is_asked(

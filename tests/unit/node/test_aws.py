@@ -10,13 +10,15 @@ from typing import Any, ClassVar
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ReadTimeoutError
 from botocore.stub import Stubber
 from moto import mock_aws
 
+from kvduplex.node.aws import explained
 from kvduplex.node.config import Discovery, Drain, KeySource, Model
 from kvduplex.node.discovery import discover
 from kvduplex.node.drain import complete_hook, engine_busy, terminating
-from kvduplex.node.errors import DiscoveryError, MetadataServiceError, SecretError, WeightsError
+from kvduplex.node.errors import AwsError, DiscoveryError, MetadataServiceError, SecretError, WeightsError
 from kvduplex.node.metadata import InstanceMetadata
 from kvduplex.node.secrets import client_key_entries, read_secret, single_key
 from kvduplex.node.weights import COMPLETE, copy_prefix, model_folder
@@ -262,3 +264,17 @@ def test_malformed_client_keys_are_refused_without_being_shown(text: str) -> Non
 def test_an_engine_key_is_one_word(text: str) -> None:
     with pytest.raises(SecretError, match="exactly one key"):
         single_key(text, where="x")
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (NoCredentialsError(), "aws configure"),
+        (EndpointConnectionError(endpoint_url="https://ec2.us-east-2.amazonaws.com"), "reaches AWS"),
+        (ReadTimeoutError(endpoint_url="https://ec2.us-east-2.amazonaws.com"), "reaches AWS"),
+        (ClientError({"Error": {"Code": "UnauthorizedOperation", "Message": "no."}}, "DescribeInstances"), "Allow it."),
+    ],
+)
+def test_each_kind_of_failed_call_has_its_own_remedy(error: Exception, remedy: str) -> None:
+    with pytest.raises(AwsError, match=remedy), explained("looking", remedy="Allow it."):
+        raise error
