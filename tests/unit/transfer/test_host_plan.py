@@ -145,6 +145,7 @@ def test_a_hub_id_keeps_the_hub() -> None:
         ({"blocksize": 64}, 0, r"recipe tiny, decode: blocksize: unknown key, did you mean block_size\?"),
         ({"block_size": 48}, 0, r"block_size: .*multiple of 32, got 48"),
         ({"kv_space_gib": 0}, 0, r"kv_space_gib: .*greater than 0, got 0"),
+        ({"kv_space_gib": float("inf")}, 0, r"kv_space_gib: .*less than or equal to 1048576, got inf"),
         ({}, 1, r"engine index 1 of decode is outside 0\.\.0; raise decode_engines, now 1"),
         ({}, -1, r"engine index -1 of decode"),
         ({"cores_per_engine": 3}, 0, r"cores_per_engine is 3, but this process may use 2 cores; lower it"),

@@ -54,7 +54,7 @@ class HostOptions(BaseModel):
     """Tokens per KV block; vLLM's CPU attention takes multiples of 32."""
     dtype: str = "float32"
     """bfloat16 takes an AMX path that some CPUs end with SIGILL."""
-    kv_space_gib: float = Field(default=1.0, gt=0)
+    kv_space_gib: float = Field(default=1.0, gt=0, le=1_048_576)
     """KV cache of one engine in GiB."""
     max_num_seqs: int | None = Field(default=None, ge=1)
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
