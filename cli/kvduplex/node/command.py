@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from kvduplex.node.aws import session
 from kvduplex.node.cloudwatch import start_cloudwatch_agent
 from kvduplex.node.config import NODE_FILE, NodeConfig
 from kvduplex.node.document import read_node
+from kvduplex.node.engine import LOOPBACK, engine_plan_of
 from kvduplex.node.machine import Machine
 from kvduplex.node.manifest import ImageManifest
 from kvduplex.node.metadata import InstanceMetadata
@@ -38,6 +40,9 @@ NodeFile = Annotated[Path, typer.Option("--file", help="The node file.")]
 def check(file: NodeFile = Path(NODE_FILE)) -> None:
     """Validate a node file and say what the machine would do."""
     config = _load(file)
+    address = config.engine.advertised_host or LOOPBACK
+    for role in config.engine_roles:  # recipe and options are only read here, and refused as the engine would
+        engine_plan_of(config, role, address=address, interpreter=sys.executable)
     parts = [f"{role} engine" for role in config.engine_roles] + (["router"] if config.runs_router else [])
     say(f"{file}: cluster {config.cluster}, backend {config.backend or 'none'}: {', '.join(parts)}")
 

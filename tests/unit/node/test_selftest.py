@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from kvduplex.errors import UsageError
 from kvduplex.node.command import app
 from kvduplex.node.errors import ManifestError
 from kvduplex.node.manifest import ImageManifest
@@ -74,3 +75,21 @@ def test_a_node_file_is_checked_from_the_command_line(tmp_path: Path) -> None:
     file.write_text("cluster: demo\nrole: all\nbackend: host\nmodel: {id: /models/tiny}\n")
     done = CliRunner().invoke(app, ["check", "--file", str(file)], catch_exceptions=False)
     assert done.stdout == f"{file}: cluster demo, backend host: prefill engine, decode engine, router\n"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "engine", "said"),
+    [
+        ("nope", "{}", "no recipe 'nope'"),
+        ("llama-3.1-8b-trn2", "{options: {turbo: 1}}", "turbo: unknown key"),
+        ("llama-3.1-8b-trn2", '{advertised_host: "http://10.0.1.10"}', "is neither a host name nor an IP address"),
+        ("llama-3.1-8b-trn2", "{advertised_host: 0.0.0.0}", "peers cannot dial"),
+    ],
+)
+def test_what_only_planning_would_refuse_is_refused_by_the_check(
+    tmp_path: Path, recipe: str, engine: str, said: str
+) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text(f"cluster: demo\nrole: prefill\nbackend: neuron\nrecipe: {recipe}\nengine: {engine}\n")
+    with pytest.raises(UsageError, match=said):
+        CliRunner().invoke(app, ["check", "--file", str(file)], catch_exceptions=False)
