@@ -9,10 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from kvduplex_bench.console import result_console
+from kvduplex_bench.console import explain, result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.transfer_peer import DEFAULT_PORT, Offer, backend_named, fetch_offer, offered, serve
 from kvduplex_bench.transfer_run import Case, Measured, loopback_peer, measure, memory_copy_rate
@@ -48,7 +47,7 @@ def transfer(
         if not json:
             _print_table(found, copy_rate=memory_copy_rate(), loopback=not peer)
     except (BenchError, TransferError) as error:
-        Console(stderr=True).print(f"[red]bench transfer:[/red] {error}", highlight=False)
+        explain("bench transfer", error)
         raise typer.Exit(1) from error
 
 
@@ -59,11 +58,15 @@ def _refuse_both_sides(peer: str) -> None:
 
 def _listen(backend: str, where: str, size: int) -> None:
     host, port = _address(where)
+    there = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     with _listener(host, port) as listener, offered(backend_named(backend), length=size, seed=_SEED) as offer:
         result_console().print(
-            f"Offering {size} pseudo-random bytes of {backend} memory at {host}:{port} to whoever connects. "
-            f"On the other host: kvduplex bench transfer --backend {backend} --peer {host}:{port}. Ctrl-C ends it.",
+            f"Offering {size} pseudo-random bytes of {backend} memory at {there} to whoever connects. "
+            f"On the other host: kvduplex bench transfer --backend {backend} --peer {there}. Ctrl-C ends it.",
+            markup=False,
+            emoji=False,
             highlight=False,
+            soft_wrap=True,
         )
         try:
             serve(listener, offer)

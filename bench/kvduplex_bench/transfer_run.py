@@ -22,6 +22,7 @@ from kvduplex_transfer.blocks import BlockArray
 from kvduplex_transfer.buffers import Buffer
 from kvduplex_transfer.errors import TransferError
 from kvduplex_transfer.interface import Peer, TransferAgent
+from kvduplex_transfer.nixl_errors import nixl_call
 
 __all__ = ["Case", "Measured", "loopback_peer", "measure", "memory_copy_rate"]
 
@@ -91,7 +92,8 @@ def loopback_peer(backend: str, *, length: int, seed: int) -> Iterator[Offer]:
         BenchError: It does not start.
     """
     argv = [sys.executable, "-m", "kvduplex_bench.transfer_peer", backend, str(length), str(seed)]
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # In a group of its own, so that Ctrl-C reaches this process alone, which then ends the other.
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
     try:
         yield fetch_offer("127.0.0.1", _announced_port(process), timeout_s=5.0)
     finally:
@@ -155,6 +157,8 @@ class _Reader:
                 stack.callback(buffer.close)
                 (region,) = agent.register([buffer.region])
                 stack.callback(agent.deregister, [region])
+                # Around the whole and not around each read: reads are timed.
+                stack.enter_context(nixl_call("read directly through NIXL"))
                 direct = DirectAgent(f"direct-reader-{os.getpid()}", backend.nixl_settings(), buffer.region)
                 stack.callback(direct.close)
                 yield cls(agent, direct, buffer, offer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -119,6 +120,7 @@ def test_a_peer_of_another_backend() -> None:
         (("--blocks", "1,x"), "--blocks 1,x: write numbers"),
         (("--blocks", "0"), "each must be at least 1"),
         (("--peer", "host:http"), "'http' is no port"),
+        (("--listen", "127.0.0.1:-1"), "127.0.0.1:-1: '-1' is no port"),  # to rich, `:-1:` is a picture
         (("--peer", "a..b"), "no transfer peer at a..b:5990"),
         (("--peer", ":5990"), "there is no address before the port"),
         (("--listen", ":5990"), "there is no address before the port"),
@@ -162,3 +164,36 @@ def test_samples_are_the_ends_and_the_middle() -> None:
 def test_the_bytes_of_a_buffer_are_known_from_its_seed() -> None:
     assert (pattern(3, 64) == pattern(3, 64)).all()
     assert (pattern(3, 64) != pattern(4, 64)).any()
+
+
+def measuring(*arguments: str) -> subprocess.Popen[str]:
+    """A measurement far longer than a test, in a process group as a shell makes one; it has reported one size."""
+    argv = ["bench", "transfer", "--blocks", "1," + ",".join(["64"] * 1000), "--block-bytes", "4096", "--json"]
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "kvduplex", *argv, *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("{"), process.communicate()[1]
+    return process
+
+
+def test_a_peer_that_dies_while_it_is_read_is_told_and_not_a_traceback() -> None:
+    argv = [sys.executable, "-m", "kvduplex_bench.transfer_peer", "host", "1048576", "7"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
+        assert peer.stdout is not None
+        port = next(line.strip() for line in peer.stdout if line.strip().isdigit())
+        process = measuring("--peer", f"127.0.0.1:{port}", "--repeats", "2000")
+        peer.kill()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "\nbench transfer: " in said
+    assert "Traceback" not in said
+
+
+def test_ctrl_c_ends_both_sides_of_a_loopback_without_a_traceback() -> None:
+    process = measuring("--repeats", "2000")
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "Traceback" not in said
