@@ -112,6 +112,8 @@ def plan_cluster(wishes: AccelCluster) -> AccelPlan:
     Raises:
         UsageError: The recipe is unknown, another backend's, needs another role, or a setting does not fit it.
     """
+    if wishes.model == "":
+        raise UsageError("--model: is empty; give a folder or a hub id, or leave it out for the recipe's own")
     try:
         recipe = catalogue_of(wishes.backend).load(wishes.recipe)
         roles = _roles(recipe, wishes.role)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -32,6 +33,9 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line and exit; the console script's entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # not so when the caller closed it
+            stream.reconfigure(errors="replace")  # a terminal without ✓ is no reason to end a command
     try:
         app()
     except KvduplexError as error:

@@ -76,6 +76,7 @@ def test_settings_of_one_role_and_a_model_folder(tmp_path: Path) -> None:
         ("llama-3.1-8b-trn1", "neuron", {"role": HostRole.PREFILL}, "has plain replicas only"),
         ("qwen3-32b", "gpu", {}, "did you mean qwen3-32b-p5"),
         ("llama-3.1-8b-trn2", "neuron", {"settings": parse_settings(["turbo=1"])}, "turbo: unknown key"),
+        ("llama-3.1-8b-trn2", "neuron", {"model": ""}, "--model: is empty"),
         ("llama-3.1-8b-trn2", "neuron", {"advertise": "0.0.0.0"}, "peers cannot dial"),
         ("llama-3.1-8b-trn2", "neuron", {"advertise": "http://10.0.1.10"}, "advertised_host: is neither a host"),
         ("llama-3.1-8b-trn2", "neuron", {"advertise": "10.0.1.10:8100"}, "leave out scheme, port and brackets"),

@@ -192,3 +192,9 @@ class TestFolders:
         (short_folder / "run").symlink_to(short_folder / "target")
         with pytest.raises(PreflightError, match="only you can write to"):
             private_folder(short_folder / "run")
+
+
+def test_a_terminal_without_unicode_gets_the_report_all_the_same(short_folder: Path) -> None:
+    result = kvduplex("doctor", "--backend", "gpu", short_folder=short_folder, PYTHONIOENCODING="ascii")
+    assert "Traceback" not in result.stderr
+    assert "gpu: " in result.stdout.splitlines()[-1]
