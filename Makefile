@@ -81,9 +81,9 @@ lint: setup ## ruff
 setup-infra: setup ## Add the CDK and its command line to the environment (needs Node.js)
 	@.make/setup-infra.sh $(VENV)
 
-test-infra: setup-infra ## Types of the CDK app, every cluster synthesised, linted and deployed to an AWS in memory
+test-infra: setup-infra ## AWS offline: types, every cluster synthesised, linted and deployed in memory, launches; as root the image too
 	$(BIN)/mypy infra-cdk tests/infra/cdk
-	$(BIN)/pytest -q -m infra --durations=10 tests/infra $(ARGS)
+	$(BIN)/pytest -q -m "infra or image" --durations=10 tests/infra $(ARGS)
 
 synth: setup-infra ## Synthesise a cluster: make synth CLUSTER=infra-cdk/clusters/trn2.yaml
 	$(BIN)/python infra-cdk/app.py --cluster $(CLUSTER) --output infra-cdk/cdk.out
