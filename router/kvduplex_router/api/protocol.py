@@ -49,6 +49,7 @@ class ClientProtocol(HttpToolsProtocol):
         self._last = False
         self._in_head = True
         self._head_bytes = 0
+        self._heads = 0
 
     def shutdown(self) -> None:
         """The server is told to stop: a client that has only just connected may still ask, once."""
@@ -80,9 +81,9 @@ class ClientProtocol(HttpToolsProtocol):
             # An offer of HTTP/2 or WebSocket is declined by not seeing it; the parser would end the request at its
             # head, and clients like Java's make one with every body.
             data = b"".join((data[: offer.start()], b"\r\nx-declined-upgrade:", data[offer.end() :]))
-        was_in_head = self._in_head
+        began_in_head, heads = self._in_head, self._heads
         super().data_received(data)
-        if was_in_head and self._in_head:
+        if began_in_head and self._heads == heads:
             self._head_bytes += len(data)
             if self._head_bytes > _MAX_HEAD_BYTES:
                 self._refuse(b"431 Request Header Fields Too Large", "the request's head is too large")
@@ -113,9 +114,15 @@ class ClientProtocol(HttpToolsProtocol):
         """A request head is complete."""
         self.deadline = NEVER
         self._in_head = False
+        self._heads += 1
         super().on_headers_complete()
         if self._last:
             self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        """A request is complete; what comes next is the head of another."""
+        super().on_message_complete()
+        self._in_head, self._head_bytes = True, 0
 
     def on_response_complete(self) -> None:
         """A response is complete; one to HEAD is a head alone."""

@@ -504,10 +504,44 @@ async def test_what_is_no_request_gets_an_openai_error(make_cluster: Any) -> Non
     assert orjson.loads(body)["error"]["type"] == "invalid_request_error"
 
 
+async def whole_answer(reader: asyncio.StreamReader) -> bytes:
+    """The head of an answer, read with its body."""
+    async with asyncio.timeout(10):
+        answer = await reader.readuntil(b"\r\n\r\n")
+        length = int(answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        await reader.readexactly(length)
+        return answer
+
+
+async def test_bodies_do_not_count_as_heads(make_cluster: Any) -> None:
+    cluster = await make_cluster()
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 120_000}]})
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", cluster.client.port)
+    try:
+        for _ in range(8):
+            writer.write(head % len(body) + body)
+            assert (await whole_answer(reader)).startswith(b"HTTP/1.1 200 ")
+    finally:
+        writer.close()
+
+
 @pytest.mark.parametrize("offer", ["h2c", "websocket"])
 async def test_an_offer_to_upgrade_is_declined_and_the_body_read(make_cluster: Any, offer: str) -> None:
     """Java's HttpClient offers HTTP/2 with every request over plain HTTP."""
     cluster = await make_cluster()
     headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": offer, "HTTP2-Settings": "AAMAAABkAAQAAP__"}
-    assert (await cluster.client.chat(None, headers)).status == 200
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    lines = [f"{name}: {value}" for name, value in {**headers, "content-length": len(body)}.items()]
+    head = "\r\n".join(["POST /v1/chat/completions HTTP/1.1", "host: r", "content-type: application/json", *lines])
+    reader, writer = await asyncio.open_connection("127.0.0.1", cluster.client.port)
+    try:
+        for _ in range(3):  # on one connection: every request may make the offer again
+            writer.write(head.encode() + b"\r\n\r\n" + body)
+            assert (await whole_answer(reader)).startswith(b"HTTP/1.1 200 ")
+    finally:
+        writer.close()
+    assert len(cluster.d.requests) >= 3
     assert all("upgrade" not in name for request in cluster.d.requests for name in request.headers)
