@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import queue
 import socket
 import sys
 import threading
@@ -29,24 +29,43 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_): pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
+_MARK = b"kvduplex-test-mark"
 FAST = Pace(start_s=20, probe_s=0.02, drain_s=5, grace_s=5)
 
 
 class Socket:
-    """Stands where systemd listens."""
+    """Stands where systemd listens, and reads at once as systemd does: a queue that is full is waited for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.datagrams.bind(str(path))
-        self.datagrams.setblocking(False)
-        self.seen: list[str] = []
+        self._datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._datagrams.bind(str(path))
+        self._seen: list[str] = []
+        self._marks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while data := self._datagrams.recv(4096):
+            if data == _MARK:
+                self._marks.put(data)
+            else:
+                self._seen += data.decode().splitlines()
+
+    def _send(self, data: bytes) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(data, str(self.path))
+
+    def close(self) -> None:
+        self._send(b"")
+        self._reader.join(20)
+        self._datagrams.close()
 
     def lines(self) -> list[str]:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self.seen += self.datagrams.recv(4096).decode().splitlines()
-        return self.seen
+        """All that has been told until now."""
+        self._send(_MARK)
+        self._marks.get(timeout=20)
+        return list(self._seen)
 
     async def saw(self, text: str) -> None:
         async with asyncio.timeout(20):
@@ -58,7 +77,7 @@ class Socket:
 def systemd(tmp_path: Path) -> Iterator[Socket]:
     listener = Socket(tmp_path / "notify")
     yield listener
-    listener.datagrams.close()
+    listener.close()
 
 
 def free_port() -> int:
