@@ -16,7 +16,7 @@ from rich.table import Table
 from kvduplex_bench import cluster as clusters
 from kvduplex_bench import smoke as smoke_bench
 from kvduplex_bench.claims import claims
-from kvduplex_bench.console import result_console
+from kvduplex_bench.console import explain, result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.leases import leases
 from kvduplex_bench.multiturn.command import multiturn
@@ -69,7 +69,7 @@ def smoke(
         with _cluster(url, prefill or [], tokens, connector) as cluster:
             turns = smoke_bench.run(cluster, tokens=tokens, repeats=repeats)
     except BenchError as error:
-        Console(stderr=True).print(f"[red]bench smoke:[/red] {error}", highlight=False)
+        explain("bench smoke", error)
         raise typer.Exit(1) from error
     console.print(_table(turns))
     summary = smoke_bench.summarise(turns)

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from kvduplex_bench.cluster import Cluster, free_ports, started
-from kvduplex_bench.console import result_console
+from kvduplex_bench.console import explain, result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.smoke import Arm, Turn, engine_arguments, run, short_turns
 
@@ -129,7 +128,7 @@ def claims(
             measured = _rounds(tokens, repeats, rounds, status.update)
         overhead = compare(measured)
     except BenchError as error:
-        Console(stderr=True).print(f"[red]bench claims:[/red] {error}", highlight=False)
+        explain("bench claims", error)
         raise typer.Exit(1) from error
     console.print(_table(measured))
     console.print(

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from kvduplex_bench.console import result_console
+from kvduplex_bench.console import explain, result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.router_load import Load, drive
 from kvduplex_bench.router_rig import RouterProcess, fake_engines, own_router, peer_router
@@ -202,7 +201,7 @@ def router_cost(
                 on_result=lambda done: status.update(f"{done.case.name}, {done.connections} connections"),
             )  # fmt: skip
     except BenchError as error:
-        Console(stderr=True).print(f"[red]bench router:[/red] {error}", highlight=False)
+        explain("bench router", error)
         raise typer.Exit(1) from error
     console.print(_table(results))
     if output is not None:

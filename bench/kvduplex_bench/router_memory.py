@@ -13,10 +13,9 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
-from kvduplex_bench.console import result_console
+from kvduplex_bench.console import explain, result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.router_load import drive
 from kvduplex_bench.router_rig import RouterProcess, fake_engines, own_router
@@ -117,7 +116,7 @@ def router_memory(
                 on_step=lambda done: progress.advance(task, done),
             )  # fmt: skip
     except BenchError as error:
-        Console(stderr=True).print(f"[red]bench router-memory:[/red] {error}", highlight=False)
+        explain("bench router-memory", error)
         raise typer.Exit(1) from error
     console.print(
         f"{growth.requests:,} one-turn conversations ({how}) in {growth.seconds:.0f} s: "

@@ -19,10 +19,9 @@ from typing import Annotated
 
 import psutil
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from kvduplex_bench.console import result_console
+from kvduplex_bench.console import explain, result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.router_cost import CASES, Case
 from kvduplex_bench.router_load import drive
@@ -134,7 +133,7 @@ def router_workers(
                 on_result=lambda done: status.update(done.case.name),
             )  # fmt: skip
     except BenchError as error:
-        Console(stderr=True).print(f"[red]bench router-workers:[/red] {error}", highlight=False)
+        explain("bench router-workers", error)
         raise typer.Exit(1) from error
     console.print(_table(results, workers))
     if any(result.errors for result in results):

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvduplex_bench.console import result_console
+from kvduplex_bench.console import explain, result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.multiturn import stage as stages
 from kvduplex_bench.multiturn.corpus import Corpus
@@ -67,7 +67,7 @@ def peers(
             for peer in others:
                 _show(console, peer, play.compare(peer, rounds))
     except BenchError as error:
-        Console(stderr=True).print(f"[red]bench peers:[/red] {error}", highlight=False, soft_wrap=True)
+        explain("bench peers", error)
         raise typer.Exit(1) from error
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from kvduplex_bench.console import result_console
+from kvduplex_bench.console import explain, result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.routing.arms import OURS, Arm, ours, peers
 from kvduplex_bench.routing.churn import churn
@@ -85,7 +85,7 @@ def routing(
                 _draw(results, facts, output)
         console.print(f"JSON lines and plots: {output}")
     except (BenchError, OSError) as error:
-        Console(stderr=True).print(f"[red]bench routing:[/red] {error}", highlight=False)
+        explain("bench routing", error)
         raise typer.Exit(1) from error
 
 

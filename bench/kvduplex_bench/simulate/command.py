@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvduplex_bench.console import result_console
+from kvduplex_bench.console import explain, result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.simulate.studies import STUDIES, Row, Study
 
@@ -31,7 +31,7 @@ def simulate(
         for chosen in [_named(name) for name in study or STUDIES]:
             _one(chosen, size, output, console)
     except (BenchError, OSError) as error:
-        Console(stderr=True).print(f"[red]bench simulate:[/red] {error}", highlight=False)
+        explain("bench simulate", error)
         raise typer.Exit(1) from error
 
 
