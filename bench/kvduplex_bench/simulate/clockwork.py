@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from kvduplex_bench.sim.core.engine import EngineCore
@@ -89,6 +89,24 @@ class VirtualEngine:
     def tokens_to_compute(self) -> int:
         """Prompt tokens that are neither computed nor, for requests with blocks, found in the cache."""
         return sum(max(0, work.prompt_tokens - work.computed) for work in self._done)
+
+    @property
+    def works(self) -> Collection[Work]:
+        """All requests here."""
+        return self._done.keys()
+
+    @property
+    def step_left_s(self) -> float:
+        """Seconds until a request that came now would be looked at."""
+        step = self._step
+        if step is None:
+            return 0.0
+        left = max(0.0, step.ends - self._agenda.now)
+        return left if step.count == 1 else left % step.each_s
+
+    def computing(self, work: Work) -> int:
+        """Prompt tokens of `work` in the step under way."""
+        return 0 if self._step is None else sum(tokens for each, tokens in self._step.chunks if each is work)
 
     def submit(
         self,

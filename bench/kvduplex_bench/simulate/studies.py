@@ -10,6 +10,7 @@ import msgspec
 
 from kvduplex_bench.routing.load import bearable_rate
 from kvduplex_bench.sim.core.timing import Timing, load_timing
+from kvduplex_bench.simulate.bounds import all_knowing, play_unhindered
 from kvduplex_bench.simulate.clockwork import Agenda
 from kvduplex_bench.simulate.fleet import Outcome, Player, play_replicas
 from kvduplex_bench.simulate.pd import Leasing, PdFleet, PdSettings
@@ -153,6 +154,10 @@ def _policies(size: float) -> Iterator[Row]:
         for load in (0.5, 0.8, 0.95):
             rate = full * load
             offered = [trace.starting_by(end_s, rate) for trace in traces]
+            found = [play_unhindered(each, timing, rate=rate) for each in offered]
+            yield _policy_row(name, load, "bound: nothing in the way", found, begin_s, end_s)
+            found = [play_replicas(each, timing, replicas=_ENGINES, rate=rate, policy=all_knowing) for each in offered]
+            yield _policy_row(name, load, "bound: all-knowing", found, begin_s, end_s)
             for policy, make in PEERS.items():
                 found = [play_replicas(each, timing, replicas=_ENGINES, rate=rate, policy=make) for each in offered]
                 yield _policy_row(name, load, policy, found, begin_s, end_s)
@@ -225,7 +230,8 @@ STUDIES: Final = {
         Study(
             "policies", "Which policy is best over eight replicas, at which load?",
             "generated traces, seeds 1 and 2 together; the router's own code decides, without sockets; peers are "
-            "approximations of their published algorithms, with exact knowledge of caches; turns of 40 s after 40 s",
+            "approximations of their published algorithms, with exact knowledge of caches; bounds are what no router "
+            "reaches, see docs/simulation.md; turns of 40 s after 40 s",
             _policies,
         ),
         Study("machines", "Trn2 next to H200", f"{_GENERAL}; 4P4D; two rooflines, see the profiles", _machines),
