@@ -7,7 +7,7 @@ an engine that was killed, for that stream would have broken without a router to
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import json
 import os
 import random
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,14 +26,12 @@ from kvduplex_bench.cluster import free_ports
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.processes import serving
 from kvduplex_bench.routing.arms import Arm, Started
-from kvduplex_bench.routing.load import bearable_rate
-from kvduplex_bench.routing.play import Playback, Played
+from kvduplex_bench.routing.client import ask
+from kvduplex_bench.routing.play import Played
 from kvduplex_bench.routing.ports import run_of_ports
 from kvduplex_bench.routing.processes import SimProcess
 from kvduplex_bench.routing.run import Comparison
 from kvduplex_bench.sim.core.timing import load_timing
-from kvduplex_bench.sim.http.tokens import Tokens
-from kvduplex_bench.traces.text import Writer
 
 __all__ = ["ChurnResult", "Deed", "churn", "judge"]
 
@@ -76,59 +75,50 @@ class ChurnResult:
     failed: dict[str, int] = field(default_factory=dict)
     failures: list[tuple[float, str]] = field(default_factory=list)
 
+    def faults(self) -> list[str]:
+        """What must not happen and did."""
+        failed = sum(self.failed.values())
+        return [f"{failed} requests failed that a direct engine would have served"] if failed else []
+
 
 def churn(
     comparison: Comparison,
     arm: Arm,
     *,
-    load: float,
     every_s: float,
     progress: Callable[[str], None] = lambda _text: None,
 ) -> ChurnResult:
     """Play a trace while an engine is added, removed, restarted or killed every `every_s` seconds.
 
     Args:
-        comparison: Trace, engines and duration; the fleet's replicas are what it starts with.
+        comparison: Trace, engines, load and duration; the fleet's replicas are what it starts with.
         arm: This router with some policy.
-        load: Share of the rate that the fleet bears when it is whole.
         every_s: Seconds between deeds.
         progress: Told what is going on.
 
     Raises:
         BenchError: Engines or the router did not start.
     """
+    rate, writer = comparison.rate(), comparison.writer()
     with tempfile.TemporaryDirectory() as folder:
         fleet = _Fleet(comparison, Path(folder))
         try:
             fleet.begin()
             port, metrics_port = free_ports(2)
             timing = load_timing(comparison.timing)
-            rate = load * bearable_rate(comparison.trace, timing, replicas=comparison.fleet.replicas)
             listed = Started([], comparison.tokenizer, timing.block_size, timing.model)
             command = [*arm.command(listed, port, metrics_port), "--engines-file", str(fleet.file)]
             with serving(command, port, environment=arm.environment(listed), log=Path(folder) / "router.log"):
                 time.sleep(_NOTICED_S)
-                writer = Writer([text for _, text in Tokens(comparison.tokenizer).words])
-                playback = Playback(
-                    comparison.trace.starting_by(comparison.seconds, rate), writer, port, timing.model, rate,
-                    comparison.time_scale, 1, comparison.seconds,
+                playback = comparison.playback(
+                    writer, partial(ask, port), rate,
                     lambda count: progress(f"churn: {count} answers, {len(fleet.deeds)} deeds"),
                 )  # fmt: skip
-                played = uvloop.run(_together(playback, fleet, every_s, comparison.seconds * comparison.time_scale))
+                fleet.elapsed_s = playback.elapsed_s
+                played = uvloop.run(playback.run_while(fleet.next_deed, every_s))
         finally:
             fleet.end()
     return judge(arm, played, fleet.deeds, comparison.time_scale)
-
-
-async def _together(playback: Playback, fleet: _Fleet, every_s: float, seconds: float) -> list[Played]:
-    """The load and the deeds at once; the deeds end with time to spare."""
-    deeds = asyncio.create_task(fleet.keep_doing(every_s, seconds))
-    try:
-        return await playback.run()
-    finally:
-        deeds.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await deeds
 
 
 class _Fleet:
@@ -137,8 +127,9 @@ class _Fleet:
     def __init__(self, comparison: Comparison, folder: Path) -> None:
         self._comparison = comparison
         self._chance = random.Random(1)
-        self._began = 0.0
+        self._round = itertools.cycle((self._add, self._restart, self._remove, self._kill))
         self._engines: list[SimProcess] = []
+        self.elapsed_s: Callable[[], float] = lambda: 0.0
         self.file = folder / "engines.yaml"
         self.deeds: list[Deed] = []
 
@@ -154,15 +145,9 @@ class _Fleet:
         for engine in self._engines:
             engine.stop(signal.SIGKILL, 10.0)
 
-    async def keep_doing(self, every_s: float, seconds: float) -> None:
-        """One deed after the other until cancelled, in a round that touches every kind."""
-        self._began = time.monotonic()
-        round_of_deeds = (self._add, self._restart, self._remove, self._kill)
-        number = 0
-        while time.monotonic() - self._began + every_s < seconds:
-            await asyncio.sleep(every_s)
-            await round_of_deeds[number % len(round_of_deeds)]()
-            number += 1
+    async def next_deed(self) -> None:
+        """The next of a round that touches every kind."""
+        await next(self._round)()
 
     async def _add(self) -> None:
         engine = self._new()
@@ -199,8 +184,7 @@ class _Fleet:
         comparison = self._comparison
         engine = SimProcess(
             [
-                "--replicas", "1", "--model-timing", comparison.timing, "--tokenizer", str(comparison.tokenizer),
-                "--time-scale", str(comparison.time_scale), "--stream-interval", str(comparison.stream_interval),
+                "--replicas", "1", *comparison.sim_arguments(),
                 "--grace", str(_GRACE_S),
             ],
             run_of_ports(4),
@@ -209,7 +193,7 @@ class _Fleet:
         return engine
 
     def _note(self, what: str, engine: SimProcess) -> None:
-        self.deeds.append(Deed(time.monotonic() - self._began, what, engine.url))
+        self.deeds.append(Deed(self.elapsed_s(), what, engine.url))
 
     def _list(self) -> None:
         fresh = self.file.with_suffix(".new")
@@ -230,7 +214,7 @@ def judge(arm: Arm, played: list[Played], deeds: list[Deed], time_scale: float) 
     for each in played:
         if not each.error:
             continue
-        ended = (each.asked + each.e2e_s) * time_scale
+        ended = each.ended * time_scale
         if each.ttft_s and any(0 <= ended - at <= _LEAST for at in kills):
             result.broken_by_kill += 1
         else:

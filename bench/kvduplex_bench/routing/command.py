@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,17 @@ from kvduplex_bench.console import explain, result_console
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.routing.arms import OURS, Arm, ours, peers
 from kvduplex_bench.routing.churn import churn
-from kvduplex_bench.routing.report import as_lines, churn_line, churn_table, plot, provenance, table
+from kvduplex_bench.routing.report import (
+    as_lines,
+    churn_line,
+    churn_table,
+    plot,
+    provenance,
+    rolling_line,
+    rolling_table,
+    table,
+)
+from kvduplex_bench.routing.rolling import rolling
 from kvduplex_bench.routing.run import Comparison, Fleet, Result, compare
 from kvduplex_bench.traces.generate import GENERATORS
 from kvduplex_bench.traces.model import Trace
@@ -28,14 +39,17 @@ __all__ = ["routing"]
 
 _CONVERSATIONS: Final = 6000
 _BATCH: Final = 1200
-_FLEETS: Final = {"8 replicas": Fleet("8 replicas", replicas=8), "4P4D": Fleet("4P4D", prefill=4, decode=4)}
+_FLEETS: Final = ("8 replicas", "4P4D")
+_FORM: Final = re.compile(r"([1-9]\d{0,2}) replicas|([1-9]\d{0,2})P([1-9]\d{0,2})D")
 
 
 def routing(
     trace: Annotated[
         list[str] | None, typer.Option(help="agents, rag, batch, mix, or a file to replay; repeat for several.")
     ] = None,
-    fleet: Annotated[list[str] | None, typer.Option(help="'8 replicas' or 4P4D; repeat for both.")] = None,
+    fleet: Annotated[
+        list[str] | None, typer.Option(help="'8 replicas', 4P4D and the like; repeat for several.")
+    ] = None,
     policy: Annotated[
         list[str] | None, typer.Option(help="Policies of this router; all of them; none for peers alone.")
     ] = None,
@@ -51,7 +65,12 @@ def routing(
     churned: Annotated[
         bool, typer.Option("--churn", help="Add, remove, restart and kill engines instead of comparing.")
     ] = False,
-    churn_every: Annotated[float, typer.Option(min=1, help="Seconds between such deeds.")] = 20.0,
+    rolled: Annotated[
+        bool, typer.Option("--rolling", help="Restart two routers in turns that share Valkey instead of comparing.")
+    ] = False,
+    every: Annotated[
+        float, typer.Option("--every", "--churn-every", min=1, help="Seconds between such deeds or restarts.")
+    ] = 20.0,
     output: Annotated[Path, typer.Option(help="Folder for JSON lines and plots.")] = Path("routing"),
 ) -> None:
     """Compare routing policies, and a peer's, over simulated engines: cached tokens, TTFT, throughput."""
@@ -62,13 +81,13 @@ def routing(
         folder = tokenizer or _generated_tokenizer()
         output.mkdir(parents=True, exist_ok=True)
         facts = provenance(seed=seed)
-        if churned:
-            trace_name = (trace or ["agents"])[0]
+        if churned or rolled:
+            moving = _moving_fleet(fleet or [], churned=churned, rolled=rolled)
             comparison = Comparison(
-                _trace(trace_name, seed), _FLEETS["8 replicas"], model_timing, folder,
+                _trace((trace or ["agents"])[0], seed), moving, model_timing, folder,
                 load=load, seconds=seconds, time_scale=time_scale,
             )  # fmt: skip
-            _churn(console, comparison, ours(policy or ["kv_events"]), churn_every, output, facts)
+            _move(console, comparison, ours(policy or ["kv_events"]), every, output, facts, rolled=rolled)
             return
         for fleet_name in fleet or list(_FLEETS):
             for trace_name in trace or list(GENERATORS):
@@ -89,19 +108,45 @@ def routing(
         raise typer.Exit(1) from error
 
 
-def _churn(
-    console: Console, comparison: Comparison, arms: list[Arm], every_s: float, folder: Path, facts: dict[str, object]
+def _move(
+    console: Console,
+    comparison: Comparison,
+    arms: list[Arm],
+    every_s: float,
+    folder: Path,
+    facts: dict[str, object],
+    *,
+    rolled: bool,
 ) -> None:
-    failed = 0
+    """Play with engines or routers in motion; a JSON line an arm, in a file for each kind."""
+    faults: list[str] = []
     for arm in arms:
         with console.status("starting") as status:
-            result = churn(comparison, arm, load=comparison.load, every_s=every_s, progress=status.update)
-        console.print(churn_table(result))
-        failed += sum(result.failed.values())
-        with (folder / "churn.jsonl").open("a") as file:
-            file.write(churn_line(result, comparison, facts))
-    if failed:
-        raise BenchError(f"{failed} requests failed that a direct engine would have served")
+            if rolled:
+                routers = rolling(comparison, arm, every_s=every_s, progress=status.update)
+                shown, line = rolling_table(routers), rolling_line(routers, comparison, facts)
+                faults += routers.faults()
+            else:
+                engines = churn(comparison, arm, every_s=every_s, progress=status.update)
+                shown, line = churn_table(engines), churn_line(engines, comparison, facts)
+                faults += engines.faults()
+        console.print(shown)
+        with (folder / ("rolling.jsonl" if rolled else "churn.jsonl")).open("a") as file:
+            file.write(line)
+    if faults:
+        raise BenchError("; ".join(faults))
+
+
+def _moving_fleet(names: list[str], *, churned: bool, rolled: bool) -> Fleet:
+    """The one fleet that is set in motion."""
+    if churned and rolled:
+        raise BenchError("--churn with --rolling: either engines or routers are set in motion; leave one out")
+    if len(names) > 1:
+        raise BenchError(f"--fleet {' --fleet '.join(names)}: --churn and --rolling take one fleet")
+    found = _fleet(names[0] if names else "4P4D" if rolled else "8 replicas")
+    if not rolled and not found.replicas:
+        raise BenchError(f"--churn over {found.name}: its engines are replicas; --fleet '8 replicas', or --rolling")
+    return found
 
 
 def _arms(policies: list[str], peer: str, peer_policies: list[str]) -> list[Arm]:
@@ -126,9 +171,10 @@ def _trace(name: str, seed: int) -> Trace:
 
 
 def _fleet(name: str) -> Fleet:
-    if name not in _FLEETS:
-        raise BenchError(f"--fleet {name}: expected one of {', '.join(_FLEETS)}")
-    return _FLEETS[name]
+    sizes = _FORM.fullmatch(name)
+    if sizes is None:
+        raise BenchError(f"--fleet {name}: expected engines as in {' or '.join(_FLEETS)}")
+    return Fleet(name, *(int(size or 0) for size in sizes.groups()))
 
 
 def _keep(result: Result, facts: dict[str, object], folder: Path) -> None:

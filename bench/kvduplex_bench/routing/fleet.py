@@ -8,8 +8,11 @@ import json
 import selectors
 import subprocess
 import sys
+import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import psutil
 
@@ -18,7 +21,24 @@ from kvduplex_bench.processes import START_S, end
 from kvduplex_bench.routing.stats import EngineSums
 from kvduplex_bench.scrape import Reading, scrape
 
-__all__ = ["engine_sums", "sim_running"]
+__all__ = ["Handles", "engine_sums", "handles_used", "sim_running"]
+
+_WITHIN_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Handles:
+    """What engines saw of the handles that routers took: leases named for a prefill engine to claim.
+
+    Attributes:
+        used: Leases named.
+        twice: Of those, named more than once, to whichever engines.
+        refused: Claims that ended in recomputation, by reason.
+    """
+
+    used: int = 0
+    twice: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -48,6 +68,31 @@ async def engine_sums(engines: Sequence[Mapping[str, Any]]) -> EngineSums:
         sum(reading.total("kvduplex_sim_steps_total") for reading in found),
         max((reading.total("kvduplex_sim_lag_seconds") for reading in found), default=0.0),
     )
+
+
+def handles_used(engines: Sequence[Mapping[str, Any]]) -> Handles:
+    """What the prefill engines saw since their start.
+
+    Raises:
+        BenchError: One does not answer, or has forgotten some.
+    """
+    named: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    for url in (each["url"] for each in engines if each["role"] == "prefill"):
+        try:
+            with urllib.request.urlopen(f"{url}/sim/offers", timeout=_WITHIN_S) as reply:  # noqa: S310 - our engine
+                seen = json.load(reply)
+        except OSError as error:
+            raise BenchError(
+                f"the simulated engine at {url} did not say which leases it was offered: {error}"
+            ) from error
+        if seen["offered"] != len(seen["leases"]):
+            raise BenchError(f"{url} was offered {seen['offered']} leases, more than it remembers; play for less long")
+        named.update(seen["leases"])
+        for (name, labels), value in scrape(url).samples.items():
+            if name == "kvduplex_lease_refused_total":
+                refused[dict(labels)["reason"]] += int(value)
+    return Handles(len(named), sum(count > 1 for count in named.values()), dict(refused))
 
 
 def _reading(url: str) -> Reading:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from kvduplex_bench.routing.client import Reply, ask
+from kvduplex_bench.routing.client import Ask, Reply
 from kvduplex_bench.traces.model import Conversation, Trace
 from kvduplex_bench.traces.text import Writer
 
-__all__ = ["Playback", "Played"]
+__all__ = ["ANSWER_WITHIN_S", "Playback", "Played"]
 
-_ANSWER_WITHIN_S = 300.0
+ANSWER_WITHIN_S: Final = 300.0
+"""Seconds that a client waits for a complete answer, on a clock that time scales above 1 slow down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Played:
         output_tokens: As the answer counted.
         status: HTTP status.
         error: What went wrong.
+        plan: The plan that the router named.
+        number: Of the turn in its conversation; 0 is the first.
     """
 
     kind: str
@@ -43,6 +46,13 @@ class Played:
     output_tokens: int
     status: int
     error: str
+    plan: str = ""
+    number: int = 0
+
+    @property
+    def ended(self) -> float:
+        """When it was complete or broke, from the start of the playback."""
+        return self.asked + self.e2e_s
 
 
 @dataclass(slots=True)
@@ -52,7 +62,7 @@ class Playback:
     Attributes:
         trace: What to play.
         writer: Writes its content out.
-        port: The router's.
+        ask: Sends a request to the router.
         model: Model name asked for.
         rate: Conversations a second of the profile; of no account for a closed trace.
         time_scale: Seconds of the clock for one second of the profile.
@@ -63,7 +73,7 @@ class Playback:
 
     trace: Trace
     writer: Writer
-    port: int
+    ask: Ask
     model: str
     rate: float = 1.0
     time_scale: float = 1.0
@@ -83,6 +93,28 @@ class Playback:
             await asyncio.gather(*(self._scheduled(each) for each in self.trace.conversations))
         return self.results
 
+    async def run_while(self, deed: Callable[[], Awaitable[None]], every_s: float) -> list[Played]:
+        """Play, and do `deed` every so many seconds of the clock as long as new turns are asked.
+
+        A deed that takes longer than that is followed by the next at once.
+        """
+        playing = asyncio.create_task(self.run())
+        due, last = every_s, self.seconds * self.time_scale
+        try:
+            while due < last:
+                await asyncio.wait([playing], timeout=max(0.0, due - self.elapsed_s()))
+                if playing.done():
+                    break
+                await deed()
+                due = max(due + every_s, self.elapsed_s())
+            return await playing
+        finally:
+            playing.cancel()
+
+    def elapsed_s(self) -> float:
+        """Seconds of the clock since the playback began; 0 before."""
+        return time.perf_counter() - self._began if self._began else 0.0
+
     async def _client(self, waiting: Iterator[Conversation]) -> None:
         for conversation in waiting:
             await self._converse(conversation)
@@ -101,12 +133,12 @@ class Playback:
         for number, turn in enumerate(conversation.turns):
             if number:
                 await asyncio.sleep(turn.gap_s * self.time_scale)
-            if time.perf_counter() - self._began >= self.seconds * self.time_scale:
+            if self.elapsed_s() >= self.seconds * self.time_scale:
                 return
             messages += [self.writer.message(segment) for segment in turn.new]
             body = self._body(messages, turn.output_tokens)
-            reply = await ask(self.port, body, headers, timeout_s=_ANSWER_WITHIN_S * max(1.0, self.time_scale))
-            text = self._note(conversation, reply)
+            reply = await self.ask(body, headers, ANSWER_WITHIN_S * max(1.0, self.time_scale))
+            text = self._note(conversation.kind, number, reply)
             if text is None:
                 return
             messages.append(json.dumps({"role": "assistant", "content": text}).encode())
@@ -115,7 +147,7 @@ class Playback:
         tail = b'],"max_tokens":%d,"temperature":0,"stream":true,"stream_options":{"include_usage":true}}'
         return b'{"model":"%b","messages":[' % self.model.encode() + b",".join(messages) + tail % output_tokens
 
-    def _note(self, conversation: Conversation, reply: Reply) -> str | None:
+    def _note(self, kind: str, number: int, reply: Reply) -> str | None:
         """Keep what came; the answer's text, or None when there is none to go on from."""
         text, usage, error = _read(reply)
         counted = usage or {}
@@ -123,12 +155,12 @@ class Playback:
         scale = self.time_scale
         self.results.append(
             Played(
-                conversation.kind,
+                kind,
                 (reply.asked - self._began) / scale if reply.asked else 0.0,
                 (reply.first - reply.asked) / scale if reply.first else 0.0,
                 (reply.ended - reply.asked) / scale if reply.ended else 0.0,
                 int(counted.get("prompt_tokens", 0)), details.get("cached_tokens"),
-                int(counted.get("completion_tokens", 0)), reply.status, error,
+                int(counted.get("completion_tokens", 0)), reply.status, error, reply.plan, number,
             )
         )  # fmt: skip
         self.progress(len(self.results))

@@ -17,10 +17,11 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from kvduplex_bench.routing.churn import ChurnResult
+from kvduplex_bench.routing.rolling import RollingResult
 from kvduplex_bench.routing.run import Comparison, Result
 from kvduplex_bench.routing.stats import percentile
 
-__all__ = ["as_lines", "churn_line", "churn_table", "plot", "provenance", "table"]
+__all__ = ["as_lines", "churn_line", "churn_table", "plot", "provenance", "rolling_line", "rolling_table", "table"]
 
 _COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#8C6D1F", "#7A7A7A")
 _STYLES: Final = {"kvduplex": "-", "vllm-router": "--"}
@@ -53,19 +54,16 @@ def churn_table(result: ChurnResult) -> Table:
     """What a fleet in motion did to clients."""
     deeds = Counter(deed.what for deed in result.deeds)
     good = [each.ttft_s for each in result.played if not each.error]
-    found = Table(title=f"{result.arm.name}, engines in motion")
-    rows = {
-        "deeds": ", ".join(f"{count} {what}" for what, count in deeds.items()) or "none",
-        "answered": str(len(good)),
-        "failed": ", ".join(f"{count} {error}" for error, count in result.failed.items()) or "0",
-        "streams that broke with a killed engine": str(result.broken_by_kill),
-        "TTFT mean, p95 (s)": f"{sum(good) / max(len(good), 1):.3f}, {percentile(good, 0.95):.3f}",
-    }
-    found.add_column("")
-    found.add_column("")
-    for name, value in rows.items():
-        found.add_row(name, value)
-    return found
+    return _facts(
+        f"{result.arm.name}, engines in motion",
+        {
+            "deeds": _kinds(deeds) or "none",
+            "answered": str(len(good)),
+            "failed": _kinds(result.failed) or "0",
+            "streams that broke with a killed engine": str(result.broken_by_kill),
+            "TTFT mean, p95 (s)": f"{sum(good) / max(len(good), 1):.3f}, {percentile(good, 0.95):.3f}",
+        },
+    )
 
 
 def churn_line(result: ChurnResult, comparison: Comparison, facts: Mapping[str, Any]) -> str:
@@ -78,6 +76,53 @@ def churn_line(result: ChurnResult, comparison: Comparison, facts: Mapping[str, 
         "deeds": [asdict(deed) for deed in result.deeds],
     }  # fmt: skip
     return json.dumps(value) + "\n"
+
+
+def rolling_table(result: RollingResult) -> Table:
+    """What restarts of routers did to clients and handles."""
+    good = [each.ttft_s for each in result.played if not each.error]
+    drains = [each.drain_s for each in result.restarts]
+    return _facts(
+        f"{result.arm.name}, two routers restarted in turns",
+        {
+            "restarts": str(len(result.restarts)),
+            "drain mean, longest (s)": f"{sum(drains) / len(drains):.1f}, {max(drains):.1f}",
+            "answered": str(result.answered),
+            "failed": _kinds(result.failed) or "0",
+            "sent to the other router": f"{result.moved.refused} refused, {result.moved.closed} on a closed connection",
+            "plans": _kinds(result.plans),
+            "turns with plan pull": f"{result.plans['pull'] / result.answered:.1%}",
+            "of turns after a first": f"{result.pulled / max(result.later, 1):.1%}",
+            "handles used, more than once": f"{result.handles.used}, {result.handles.twice}",
+            "claims refused": _kinds(result.handles.refused) or "0",
+            "TTFT mean, p95 (s)": f"{sum(good) / len(good):.3f}, {percentile(good, 0.95):.3f}",
+        },
+    )
+
+
+def rolling_line(result: RollingResult, comparison: Comparison, facts: Mapping[str, Any]) -> str:
+    """The same as one JSON line."""
+    good = [each.ttft_s for each in result.played if not each.error]
+    value = {
+        **facts, "bench": "rolling", "arm": result.arm.name, "trace": comparison.trace.name,
+        "fleet": comparison.fleet.name, "load": comparison.load, "seconds": comparison.seconds,
+        "answered": result.answered, "failed": result.failed, "failures": result.failures, "plans": result.plans,
+        "later": result.later, "pulled": result.pulled,
+        "moved": asdict(result.moved), "handles": asdict(result.handles), "ttft_p95_s": percentile(good, 0.95),
+        "restarts": [asdict(each) for each in result.restarts],
+    }  # fmt: skip
+    return json.dumps(value) + "\n"
+
+
+def _facts(title: str, rows: Mapping[str, str]) -> Table:
+    found = Table("", "", title=title)
+    for name, value in rows.items():
+        found.add_row(name, value)
+    return found
+
+
+def _kinds(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in counts.items())
 
 
 def _late(result: Result) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from kvduplex_bench.cluster import free_ports
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.processes import serving
 from kvduplex_bench.routing.arms import Arm, Started
+from kvduplex_bench.routing.client import Ask, ask
 from kvduplex_bench.routing.fleet import engine_sums, sim_running
 from kvduplex_bench.routing.load import bearable_rate
 from kvduplex_bench.routing.play import Playback, Played
@@ -84,6 +86,39 @@ class Comparison:
     time_scale: float = 1.0
     stream_interval: int = 8
 
+    def rate(self) -> float:
+        """Conversations a second that make up the load; 0 for a closed trace. Takes a simulation of some seconds."""
+        if self.trace.closed:
+            return 0.0
+        sizes, timing = self.fleet, load_timing(self.timing)
+        full = bearable_rate(self.trace, timing, replicas=sizes.replicas, prefill=sizes.prefill, decode=sizes.decode)
+        return full * self.load
+
+    def sim_arguments(self) -> list[str]:
+        """For ``kvduplex sim``: profile, tokenizer and times of each engine."""
+        return [
+            "--model-timing", self.timing, "--tokenizer", str(self.tokenizer),
+            "--time-scale", str(self.time_scale), "--stream-interval", str(self.stream_interval),
+        ]  # fmt: skip
+
+    def fleet_arguments(self) -> list[str]:
+        """The same for the whole fleet in one process, at ports that are free now."""
+        port = run_of_ports(self.fleet.size * _SIM_PORTS)
+        return [*self.fleet.arguments(), "--port", str(port), *self.sim_arguments()]
+
+    def writer(self) -> Writer:
+        """Writes the trace's content out in words of the tokenizer."""
+        return Writer([text for _, text in Tokens(self.tokenizer).words])
+
+    def playback(self, writer: Writer, ask: Ask, rate: float, progress: Callable[[int], None]) -> Playback:
+        """The trace at `rate`, ready to be played once."""
+        trace = self.trace
+        return Playback(
+            trace if trace.closed else trace.starting_by(self.seconds, rate), writer, ask,
+            load_timing(self.timing).model, rate or 1.0, self.time_scale, self.fleet.size * _CLIENTS_PER_ENGINE,
+            float("inf") if trace.closed else self.seconds, progress,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -125,15 +160,9 @@ def compare(
         BenchError: Engines or a router did not start.
     """
     timing = load_timing(comparison.timing)
-    rate = 0.0
     if not comparison.trace.closed:
         progress(f"{comparison.trace.name}: finding the rate of {comparison.load:.0%} load")
-        fleet = comparison.fleet
-        full = bearable_rate(
-            comparison.trace, timing, replicas=fleet.replicas, prefill=fleet.prefill, decode=fleet.decode
-        )
-        rate = full * comparison.load
-    writer = Writer([text for _, text in Tokens(comparison.tokenizer).words])
+    rate, writer = comparison.rate(), comparison.writer()
     results: list[Result] = []
     for arm in arms:
         results.append(_one(comparison, arm, timing, writer, rate, progress))
@@ -152,23 +181,13 @@ def _one(
     title = f"{comparison.trace.name}, {comparison.fleet.name}, {arm.name}"
     progress(f"{title}: starting")
     port, metrics_port = free_ports(2)
-    arguments = [
-        *comparison.fleet.arguments(), "--port", str(run_of_ports(comparison.fleet.size * _SIM_PORTS)),
-        "--model-timing", comparison.timing, "--tokenizer", str(comparison.tokenizer),
-        "--time-scale", str(comparison.time_scale), "--stream-interval", str(comparison.stream_interval),
-    ]  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, sim_running(arguments) as engines:
+    with tempfile.TemporaryDirectory() as folder, sim_running(comparison.fleet_arguments()) as engines:
         started = Started(engines, comparison.tokenizer, timing.block_size, timing.model)
         command = arm.command(started, port, metrics_port)
         with serving(command, port, environment=arm.environment(started), log=Path(folder) / "router.log"):
-            playback = Playback(
-                comparison.trace if comparison.trace.closed
-                else comparison.trace.starting_by(comparison.seconds, rate),
-                writer, port, timing.model, rate or 1.0, comparison.time_scale,
-                comparison.fleet.size * _CLIENTS_PER_ENGINE,
-                float("inf") if comparison.trace.closed else comparison.seconds,
-                lambda count: progress(f"{title}: {count} answers"),
-            )  # fmt: skip
+            playback = comparison.playback(
+                writer, partial(ask, port), rate, lambda count: progress(f"{title}: {count} answers")
+            )
             played, sums = uvloop.run(_measured(playback, engines, comparison))
     return _result(comparison, arm, rate, played, sums)
 
@@ -200,4 +219,4 @@ def _result(comparison: Comparison, arm: Arm, rate: float, played: list[Played],
 
 
 def _last_end(played: list[Played]) -> float:
-    return max((each.asked + each.e2e_s for each in played), default=0.0) + 1e-9
+    return max((each.ended for each in played), default=0.0) + 1e-9

@@ -93,7 +93,7 @@ def summarise(played: Sequence[Played], engines: EngineSums, *, begin_s: float, 
     """Sum up the turns asked from `begin_s` on and before `end_s`; throughput counts answers that ended in between."""
     counted = [each for each in played if begin_s <= each.asked < end_s]
     good = [each for each in counted if not each.error]
-    ended = [each for each in played if not each.error and begin_s <= each.asked + each.e2e_s < end_s]
+    ended = [each for each in played if not each.error and begin_s <= each.ended < end_s]
     span_s = max(end_s - begin_s, 1e-9)
     first = [each.ttft_s for each in good]
     return Summary(

@@ -147,8 +147,8 @@ class SimEngine:
                 responder.whole(200, models_body(timing.model, timing.max_model_len))
             case ("GET", "/version"):
                 responder.whole(200, compact({"version": _VERSION}))
-            case ("GET", "/sim/faults"):
-                responder.whole(200, msgspec.json.encode(self.faults))
+            case ("GET", "/sim/faults" | "/sim/offers" as path):
+                responder.whole(200, compact(self.faults if path == "/sim/faults" else self.transfers.offers))
             case ("POST", "/sim/faults"):
                 self._set_faults(request.body, responder)
             case ("POST", "/reset_prefix_cache"):

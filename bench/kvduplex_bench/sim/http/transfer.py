@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Final
@@ -30,6 +31,7 @@ SEND_TTL_S: Final = 480.0
 
 _CLAIM_TIMEOUT_S: Final = 0.25
 _POLL_S: Final = 0.001
+_OFFERS_KEPT: Final = 65_536
 
 
 class Transfers:
@@ -57,6 +59,8 @@ class Transfers:
         )
         self.refused: dict[str, int] = {}
         """Claims that ended in recomputation, by reason."""
+        self._offered = 0
+        self._offers: deque[str] = deque(maxlen=_OFFERS_KEPT)
 
     async def start(self) -> None:
         """Open the sockets.
@@ -81,6 +85,11 @@ class Transfers:
             self._server.close()
         if self._claimant is not None:
             self._claimant.close()
+
+    @property
+    def offers(self) -> dict[str, Any]:
+        """How many leases requests named for this engine to claim, and the last ones, each as often as it was named."""
+        return {"offered": self._offered, "leases": list(self._offers)}
 
     async def prepare(self, work: Work, params: Mapping[str, Any]) -> tuple[Retention | None, float | None]:
         """Find out what `work` can have from elsewhere, and what is to be kept of it.
@@ -128,6 +137,9 @@ class Transfers:
         except InvalidLeaseError:
             self._refuse("malformed")
             return
+        if offer is not None:
+            self._offered += 1
+            self._offers.append(offer.id)
         if offer is not None and self._claimant is not None:
             work.load = await self._claim(self._claimant, offer, work)
         elif params.get("remote_block_ids") and self._settings.connector is Connector.STOCK:

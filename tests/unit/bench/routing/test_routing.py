@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 import urllib.request
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from kvduplex.tinymodel.tokenizer import tokenizer_files, vocabulary
 from kvduplex_bench.app import app
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.routing.arms import Started, ours, peers
 from kvduplex_bench.routing.churn import Deed, judge
-from kvduplex_bench.routing.client import ask
+from kvduplex_bench.routing.client import Reply, ask
 from kvduplex_bench.routing.load import BEARABLE_P95_S, bearable_rate
-from kvduplex_bench.routing.play import Played
+from kvduplex_bench.routing.play import Playback, Played
 from kvduplex_bench.routing.ports import run_of_ports
 from kvduplex_bench.routing.processes import SimProcess
 from kvduplex_bench.routing.report import as_lines, churn_table, plot
@@ -136,14 +138,6 @@ def test_the_bearable_rate_is_where_session_affinity_fills_the_fleet() -> None:
     assert p95(rate) < BEARABLE_P95_S
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    for name, content in tokenizer_files(vocabulary(), max_tokens=32_768).items():
-        (folder / name).write_bytes(content)
-    return folder
-
-
 def test_a_comparison_runs_and_is_written_down(tokenizer: Path, tmp_path: Path) -> None:
     fleet = Fleet("2 replicas", replicas=2)
     comparison = Comparison(batch(24, 1), fleet, "qwen3-32b-h200", tokenizer, time_scale=0.1)
@@ -158,6 +152,43 @@ def test_a_comparison_runs_and_is_written_down(tokenizer: Path, tmp_path: Path) 
     files = plot([row], tmp_path)
     assert [path.suffix for path in files] == [".png", ".svg"]
     assert all(path.stat().st_size > 5000 for path in files)
+
+
+def playback(tokenizer: Path, seconds: float) -> Playback:
+    """One conversation after the other; every turn is answered after 10 ms."""
+
+    async def answered(body: bytes, headers: Mapping[str, str], timeout_s: float) -> Reply:
+        asked = time.perf_counter()
+        await asyncio.sleep(0.01)
+        return Reply(200, asked, asked, time.perf_counter(), bytearray(b"data: [DONE]"), "pull")
+
+    comparison = Comparison(agents(20, 1), Fleet("", replicas=1), "cpu-tiny", tokenizer, seconds=seconds)
+    return replace(comparison, time_scale=0.01).playback(comparison.writer(), answered, 1.0, lambda _count: None)
+
+
+async def test_deeds_are_done_while_turns_are_asked(tokenizer: Path) -> None:
+    playing, at = playback(tokenizer, 50.0), []
+
+    async def deed() -> None:
+        at.append(playing.elapsed_s())
+        await asyncio.sleep(0.07 if len(at) == 1 else 0)
+
+    played = await playing.run_while(deed, 0.05)
+    assert at[0] >= 0.05
+    assert at[1] >= at[0] + 0.07  # the first took longer than that, so the second was late
+    assert len(at) <= 9  # none falls due after half a second, when no further turn is asked
+    assert {each.number for each in played} >= {0, 1}
+    assert {each.plan for each in played} == {"pull"}
+
+
+async def test_a_deed_that_fails_ends_the_playback(tokenizer: Path) -> None:
+    async def deed() -> None:
+        raise BenchError("the engine did not come back")
+
+    playing = playback(tokenizer, 2000.0)
+    with pytest.raises(BenchError, match="did not come back"):
+        await playing.run_while(deed, 0.05)
+    assert playing.elapsed_s() < 5.0
 
 
 def test_only_streams_that_had_begun_on_a_killed_engine_are_excused() -> None:
