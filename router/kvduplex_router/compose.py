@@ -16,13 +16,13 @@ from kvduplex_router.api.admin import admin_router
 from kvduplex_router.api.app import Front, build_app
 from kvduplex_router.api.auth import env_secret, load_authenticator
 from kvduplex_router.api.guard import Guard
-from kvduplex_router.api.hits import hits_router
+from kvduplex_router.api.hits import HitRates, hits_router
 from kvduplex_router.api.operations import operations_router
 from kvduplex_router.api.passthrough import Passthrough
 from kvduplex_router.api.protocol import client_protocol
 from kvduplex_router.api.receipts import receipts_router
 from kvduplex_router.api.turns import TurnEndpoint
-from kvduplex_router.api.view import FleetView, LocalView
+from kvduplex_router.api.view import FleetView, LocalView, Tellers, Topic
 from kvduplex_router.clock import Clock
 from kvduplex_router.config import AuthConfig, Reuse, RouterConfig
 from kvduplex_router.conversations.conversations import Conversations
@@ -83,6 +83,7 @@ class Router:
     fleet: Fleet
     members: Members
     metrics: Metrics
+    tellers: Tellers
     prober: HealthProber
     feed: Feed
     protocol: Any
@@ -155,6 +156,7 @@ def compose(
         planner=Planner(config.routing, routing),
     )
     receipts = ReceiptRing(config.routing.receipts)
+    tellers = _tellers(metrics, doctor, receipts)
     metrics.registry.register(FamilyCollector(routing.families, receipts.families, doctor.families, members.families))
     for kind in apis.ALL:
         endpoints[kind.path] = TurnEndpoint(
@@ -194,11 +196,13 @@ def compose(
         config=config,
         engine_headers=engine_headers,
     )
-    view = fleet_view or LocalView(metrics, members)
-    operations = operations_router(fleet, view, engine_headers=engine_headers)
-    feed = Feed(fleet, view.metrics, clock=clock, version=_version(), troubles=lambda: doctor.troubles(fleet.kv_usages))
-    admins = (admin_router(fleet, members, view), receipts_router(receipts))
-    routers = (operations, *admins, hits_router(doctor, fleet, workers=config.workers), dashboard_router(feed))
+    view = fleet_view or LocalView(tellers, members)
+    rates = HitRates(view, fleet)
+    feed = Feed(fleet, view.metrics, clock=clock, version=_version(), troubles=rates.troubles)
+    routers = (
+        operations_router(fleet, view, engine_headers=engine_headers), admin_router(fleet, members, view),
+        receipts_router(view), hits_router(rates, workers=config.workers), dashboard_router(feed),
+    )  # fmt: skip
     app = build_app(endpoints=endpoints, routers=routers, lifespan=lifespan, version=_version())
     authenticator = load_authenticator(config.auth, clock=clock, workers=config.workers)
     front, admin = (
@@ -209,8 +213,18 @@ def compose(
         )
     )
     return Router(
-        front, admin if config.admin.listen is not None else None, app, fleet, members, metrics, prober, feed, protocol
-    )
+        front, admin if config.admin.listen is not None else None, app, fleet, members, metrics, tellers, prober, feed,
+        protocol,
+    )  # fmt: skip
+
+
+def _tellers(metrics: Metrics, doctor: HitDoctor, receipts: ReceiptRing) -> Tellers:
+    """What this process says of itself."""
+    return {
+        Topic.METRICS: lambda _most: metrics.render(),
+        Topic.HITS: lambda _most: doctor.told(),
+        Topic.RECEIPTS: receipts.told,
+    }
 
 
 @contextlib.asynccontextmanager

@@ -1,25 +1,52 @@
-"""``/admin/hit-rate``: what hit rates suffer from."""
+"""``/admin/hit-rate``: what hit rates suffer from, by what all processes of the router saw."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter
 
+from kvduplex_router.api.view import FleetView, Topic
 from kvduplex_router.fleet.fleet import Fleet
-from kvduplex_router.telemetry.hits import HitDoctor, as_builtins
+from kvduplex_router.telemetry.hits import Diagnosis, combined, diagnoses, troubles
 
-__all__ = ["hits_router"]
+__all__ = ["HitRates", "hits_router"]
 
 
-def hits_router(doctor: HitDoctor, fleet: Fleet, *, workers: int) -> APIRouter:
-    """The doctor's page; with several workers that of the one that answers."""
+class HitRates:
+    """Asks all processes what they saw, and says what is wrong.
+
+    Args:
+        view: The processes.
+        fleet: The engines.
+    """
+
+    def __init__(self, view: FleetView, fleet: Fleet) -> None:
+        self._view = view
+        self._fleet = fleet
+
+    async def page(self) -> dict[str, Any]:
+        """Every class's diagnosis, how full engines are, and how many processes answered."""
+        told = await self._view.told(Topic.HITS)
+        usages = self._fleet.kv_usages
+        classes = [each.as_builtins() for each in diagnoses(combined(told), usages)]
+        return {"classes": classes, "kv_usage": usages, "workers_answered": len(told)}
+
+    async def troubles(self) -> Mapping[str, str]:
+        """In words, for the classes that suffer from something known."""
+        return troubles(await self._diagnoses())
+
+    async def _diagnoses(self) -> list[Diagnosis]:
+        return diagnoses(combined(await self._view.told(Topic.HITS)), self._fleet.kv_usages)
+
+
+def hits_router(rates: HitRates, *, workers: int) -> APIRouter:
+    """The route ``/admin/hit-rate``."""
     router = APIRouter(prefix="/admin", tags=["admin"])
 
     @router.get("/hit-rate", summary="What the cached share of prompts suffers from, by workload class")
     async def hit_rate() -> dict[str, Any]:
-        usages = fleet.kv_usages
-        classes = [as_builtins(each, doctor.prompts.usual(each.workload)) for each in doctor.diagnoses(usages)]
-        return {"classes": classes, "kv_usage": usages, "of_workers": workers}
+        return {**await rates.page(), "of_workers": workers}
 
     return router

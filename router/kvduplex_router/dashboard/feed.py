@@ -43,7 +43,7 @@ class Feed:
         clock: Clock,
         interval_s: float = 2.0,
         version: str = "",
-        troubles: Callable[[], Mapping[str, str]] = dict,
+        troubles: Callable[[], Awaitable[Mapping[str, str]]],
     ) -> None:
         self._troubles = troubles
         self._fleet = fleet
@@ -112,7 +112,7 @@ class Feed:
             "ready": not self._fleet.missing(),
             "missing": self._fleet.missing(),
             **summary(now, before),
-            "troubles": self._troubles(),
+            "troubles": await self._troubles(),
             "engines": [_engine(engine, in_flight.get(engine.name)) for engine in self._fleet.engines],
         }
 

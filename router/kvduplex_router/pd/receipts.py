@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 import msgspec
 
 from kvduplex_router.pd.request import Receipt
 
-__all__ = ["ReceiptRing", "RouteReceipt"]
+__all__ = ["ReceiptRing", "RouteReceipt", "newest"]
 
 _log = logging.getLogger("kvduplex.router.receipts")
 Family = tuple[str, str, str, tuple[str, ...], list[tuple[tuple[str, ...], float]]]
@@ -58,6 +60,16 @@ class RouteReceipt(msgspec.Struct, frozen=True):
     regret_s: float
 
 
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(list[RouteReceipt])
+
+
+def newest(told: Iterable[bytes], count: int) -> list[dict[str, Any]]:
+    """The last `count` receipts of several rings by what each `ReceiptRing.told`, as JSON objects."""
+    rings = heapq.merge(*map(_DECODER.decode, told), key=lambda receipt: receipt.at, reverse=True)
+    return [msgspec.to_builtins(each) for each in itertools.islice(rings, count)]
+
+
 class ReceiptRing:
     """The last receipts, and sums over all of them.
 
@@ -95,10 +107,9 @@ class ReceiptRing:
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("%s", msgspec.json.encode(made).decode())
 
-    def recent(self, count: int) -> list[dict[str, Any]]:
-        """The last `count` receipts, the newest first, as JSON objects."""
-        newest = list(self._ring)[::-1][: max(0, count)]
-        return [msgspec.to_builtins(each) for each in newest]
+    def told(self, count: int) -> bytes:
+        """The last `count` receipts, the newest first, as `newest` reads them."""
+        return _ENCODER.encode(list(itertools.islice(reversed(self._ring), max(0, count))))
 
     def families(self) -> Iterator[Family]:
         """For metrics, see `kvduplex_router.telemetry.families`."""

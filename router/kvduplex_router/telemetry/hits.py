@@ -8,8 +8,9 @@ Where nothing is known of what engines hold, the reasons count for which turns c
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -17,9 +18,11 @@ import msgspec
 
 from kvduplex_router.clock import Clock
 from kvduplex_router.telemetry.families import Family
-from kvduplex_router.telemetry.structure import Place, PromptWatch
+from kvduplex_router.telemetry.structure import Place, PromptWatch, usual
 
-__all__ = ["Cause", "Counts", "Diagnosis", "HitDoctor", "Loss", "as_builtins", "diagnose"]
+__all__ = [
+    "Cause", "Counts", "Diagnosis", "HitDoctor", "Loss", "Seen", "combined", "diagnoses", "troubles",
+]  # fmt: skip
 
 _BUCKET_S: Final = 30.0
 _RECENT: Final = 10
@@ -115,6 +118,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
         shares: Of what was computed, by what became of it; of refused turns where nothing else is known.
         cause: What it suffers from.
         because: In words, with what to do.
+        differs: Where its prompts most often start to differ, and in what share of the comparisons.
     """
 
     workload: str
@@ -124,6 +128,34 @@ class Diagnosis(msgspec.Struct, frozen=True):
     shares: Mapping[str, float]
     cause: Cause
     because: str
+    differs: tuple[Place, float] | None = None
+
+    def as_builtins(self) -> dict[str, Any]:
+        """For JSON."""
+        told: dict[str, Any] = msgspec.to_builtins(self)
+        del told["differs"]
+        place = None if self.differs is None else {**msgspec.to_builtins(self.differs[0]), "share": self.differs[1]}
+        return {**told, "differs_at": place}
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What was seen of one class.
+
+    Attributes:
+        workload: The class.
+        recent: Amounts of the last five minutes.
+        earlier: Amounts of up to an hour before.
+        places: Where prompts started to differ lately.
+    """
+
+    workload: str
+    recent: Counts
+    earlier: Counts
+    places: list[Place]
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(list[Seen])
 
 
 class HitDoctor:
@@ -188,24 +220,15 @@ class HitDoctor:
         samples = [((workload, loss.value), float(tokens)) for (workload, loss), tokens in self.lost.items()]
         yield "counter", "lost_tokens", lost, ("class", "cause"), samples
 
-    def diagnoses(self, kv_usages: Mapping[str, float]) -> list[Diagnosis]:
-        """One for every class.
-
-        Args:
-            kv_usages: Part of its KV cache that an engine uses, by engine, of those that say.
-        """
+    def told(self) -> bytes:
+        """What was seen of every class, as `combined` reads it."""
         newest = int(self._clock() / _BUCKET_S)
-        found: list[Diagnosis] = []
-        for workload, buckets in sorted(self._buckets.items()):
+        seen: list[Seen] = []
+        for workload, buckets in self._buckets.items():
             recent = Counts.sum([counts for number, counts in buckets if number > newest - _RECENT])
             earlier = Counts.sum([counts for number, counts in buckets if number <= newest - _RECENT])
-            found.append(diagnose(workload, recent, earlier, self.prompts.usual(workload), kv_usages))
-        return found
-
-    def troubles(self, kv_usages: Mapping[str, float]) -> dict[str, str]:
-        """In words, for the classes that suffer from something known."""
-        known = (Cause.PROMPT_STRUCTURE, Cause.ROUTING, Cause.MEMORY_PRESSURE)
-        return {each.workload: each.because for each in self.diagnoses(kv_usages) if each.cause in known}
+            seen.append(Seen(workload, recent, earlier, self.prompts.places(workload)))
+        return _ENCODER.encode(seen)
 
     def _now(self, workload: str) -> Counts:
         number = int(self._clock() / _BUCKET_S)
@@ -221,14 +244,41 @@ class HitDoctor:
         return buckets[-1][1]
 
 
-def diagnose(
-    workload: str,
-    recent: Counts,
-    earlier: Counts,
-    usual: tuple[Place, float] | None,
-    kv_usages: Mapping[str, float],
-) -> Diagnosis:
-    """Compare a class's last minutes with the time before them; pure."""
+def combined(told: Iterable[bytes]) -> list[Seen]:
+    """What several processes saw, by what each `HitDoctor.told`; classes in order of their names."""
+    by_class: dict[str, list[Seen]] = {}
+    for each in itertools.chain.from_iterable(map(_DECODER.decode, told)):
+        by_class.setdefault(each.workload, []).append(each)
+    return [
+        Seen(
+            workload,
+            Counts.sum([each.recent for each in seen]),
+            Counts.sum([each.earlier for each in seen]),
+            [place for each in seen for place in each.places],
+        )
+        for workload, seen in sorted(by_class.items())
+    ]
+
+
+def diagnoses(seen: Iterable[Seen], kv_usages: Mapping[str, float]) -> list[Diagnosis]:
+    """One for every class; pure.
+
+    Args:
+        seen: What was seen of each.
+        kv_usages: Part of its KV cache that an engine uses, by engine, of those that say.
+    """
+    return [_diagnose(each, kv_usages) for each in seen]
+
+
+def troubles(found: Iterable[Diagnosis]) -> dict[str, str]:
+    """In words, for the classes that suffer from something known."""
+    known = (Cause.PROMPT_STRUCTURE, Cause.ROUTING, Cause.MEMORY_PRESSURE)
+    return {each.workload: each.because for each in found if each.cause in known}
+
+
+def _diagnose(seen: Seen, kv_usages: Mapping[str, float]) -> Diagnosis:
+    """Compare a class's last minutes with the time before them."""
+    recent, earlier, differs = seen.recent, seen.earlier, usual(seen.places)
     rate, baseline = recent.rate, earlier.rate
     fallen = rate is not None and baseline is not None and rate < _FALLEN * baseline
     shares = {loss: recent.share(loss) for loss in Loss}
@@ -243,12 +293,12 @@ def diagnose(
         cause, because = Cause.UNKNOWN, "nothing is known of what engines hold; a policy that looks at prompts tells"
     else:
         worst = max(Loss, key=lambda loss: grown[loss])
-        cause, because = _CAUSES[worst], _words(worst, shares[worst], usual, kv_usages)
+        cause, because = _CAUSES[worst], _words(worst, shares[worst], differs, kv_usages)
     told = {loss.value: share for loss, share in shares.items()}
-    return Diagnosis(workload, rate, baseline, fallen, told, cause, because)
+    return Diagnosis(seen.workload, rate, baseline, fallen, told, cause, because, differs)
 
 
-def _words(loss: Loss, share: float, usual: tuple[Place, float] | None, kv_usages: Mapping[str, float]) -> str:
+def _words(loss: Loss, share: float, differs: tuple[Place, float] | None, kv_usages: Mapping[str, float]) -> str:
     if loss is Loss.ROUTING:
         return (
             f"{share:.0%} of prompt tokens were held by another engine than the one chosen, or by one that left: look "
@@ -261,18 +311,12 @@ def _words(loss: Loss, share: float, usual: tuple[Place, float] | None, kv_usage
             f"{share:.0%} of prompt tokens were expected where the request was sent and were gone: {told}give engines "
             "more KV memory or fewer conversations, or let leases live shorter"
         )
-    if usual is None:
+    if differs is None:
         return f"{share:.0%} of prompt tokens were held by no engine; too few prompts were compared to say more"
-    place, often = usual
+    place, often = differs
     where = place.member if place.message is None else f"{place.member}[{place.message}]"
     unit = "character" if place.in_text else "character of its JSON"
     return (
         f"{share:.0%} of prompt tokens were held by no engine: {often:.0%} of the prompts compared start to differ at "
         f"{where}, {unit} {place.character}. Put what varies behind what is always the same"
     )
-
-
-def as_builtins(diagnosis: Diagnosis, usual: tuple[Place, float] | None) -> dict[str, Any]:
-    """For JSON."""
-    place = None if usual is None else {**msgspec.to_builtins(usual[0]), "share": usual[1]}
-    return {**msgspec.to_builtins(diagnosis), "differs_at": place}

@@ -16,7 +16,7 @@ import orjson
 
 from kvduplex_router.requests.body import Body
 
-__all__ = ["Place", "PromptWatch", "first_difference"]
+__all__ = ["Place", "PromptWatch", "first_difference", "usual"]
 
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _KEPT_BYTES: Final = 64 * 1024
@@ -74,17 +74,21 @@ class PromptWatch:
         if former is not None and (place := _compare(former, seen, history)) is not None:
             self._places.setdefault(workload, deque(maxlen=_RECENT)).append(place)
 
-    def usual(self, workload: str) -> tuple[Place, float] | None:
-        """Where prompts of a class most often start to differ, and in what share of the comparisons.
+    def places(self, workload: str) -> list[Place]:
+        """Where prompts of a class started to differ lately."""
+        return list(self._places.get(workload, ()))
 
-        Of the differences in that message the earliest is named: what varies there varies from it on.
-        """
-        places = self._places.get(workload)
-        if not places:
-            return None
-        where, count = Counter((place.member, place.message, place.in_text) for place in places).most_common(1)[0]
-        there = (place for place in places if (place.member, place.message, place.in_text) == where)
-        return min(there, key=lambda place: place.character), count / len(places)
+
+def usual(places: Sequence[Place]) -> tuple[Place, float] | None:
+    """Where prompts most often start to differ, and in what share of the comparisons; None of none.
+
+    Of the differences in that message the earliest is named: what varies there varies from it on.
+    """
+    if not places:
+        return None
+    where, count = Counter((place.member, place.message, place.in_text) for place in places).most_common(1)[0]
+    there = (place for place in places if (place.member, place.message, place.in_text) == where)
+    return min(there, key=lambda place: place.character), count / len(places)
 
 
 def _seen(body: Body, history: str) -> _Seen:

@@ -1,4 +1,4 @@
-"""The hub: the process that starts the workers, keeps their common ledger and adds up their metrics."""
+"""The hub: the process that starts the workers, keeps their common ledger and asks them all."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Final
 
+from kvduplex_router.api.view import Topic
 from kvduplex_router.conversations.ledger import LocalLedger, OwnLedger
 from kvduplex_router.fleet.members import Members
 from kvduplex_router.telemetry.merge import merged
@@ -100,8 +101,8 @@ class Hub:
                 waiting = self._scrapes.get(number)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(text)
-            case Collect(number):
-                self._spawn(self._collect(number, worker))
+            case Collect():
+                self._spawn(self._collect(message, worker))
             case _:
                 self._operate(message, worker)
 
@@ -130,22 +131,28 @@ class Hub:
     async def _take(self, number: int, keys: Sequence[bytes], worker: Channel) -> None:
         worker.send(Took(number, await self._ledger.take(keys)))
 
-    async def _collect(self, number: int, worker: Channel) -> None:
-        texts = await asyncio.gather(*(self._scrape(worker) for worker in list(self._workers)))
-        own = "".join(
+    async def _collect(self, message: Collect, worker: Channel) -> None:
+        topic, most = message.topic, message.most
+        answers = await asyncio.gather(*(self._scrape(worker, topic, most) for worker in list(self._workers)))
+        texts = list(filter(None, answers))
+        if topic is Topic.METRICS:
+            texts = [merged([*texts, self._own_metrics()])]
+        worker.send(Collected(message.number, texts))
+
+    def _own_metrics(self) -> bytes:
+        return "".join(
             f"# HELP kvduplex_router_{name} {name.replace('_', ' ').capitalize()}.\n"
             f"# TYPE kvduplex_router_{name} gauge\nkvduplex_router_{name} {value}\n"
             for name, value in {**self._ledger.counts_now(), "workers": self.workers}.items()
-        )
-        worker.send(Collected(number, merged([*filter(None, texts), own.encode()])))
+        ).encode()
 
-    async def _scrape(self, worker: Channel) -> bytes:
-        """A worker's metrics; nothing from one that does not answer in time."""
+    async def _scrape(self, worker: Channel, topic: Topic, most: int) -> bytes:
+        """What a worker says; nothing from one that does not answer in time."""
         number = next(self._numbers)
         waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._scrapes[number] = waiting
         try:
-            worker.send(Scrape(number))
+            worker.send(Scrape(number, topic, most))
             async with asyncio.timeout(_SCRAPE_S):
                 return await waiting
         except TimeoutError:

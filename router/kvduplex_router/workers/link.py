@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from kvduplex_router.api.view import Tellers, Topic
 from kvduplex_router.conversations.ledger import Taken
 from kvduplex_router.conversations.reference import Reference
 from kvduplex_router.fleet.engine import Engine
@@ -48,7 +49,7 @@ class HubLink:
         self._channel: Channel | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
-        self.render: Callable[[], bytes] = bytes
+        self.tellers: Tellers = {}
         self.on_drain: Callable[[str, bool], None] = lambda _engine, _draining: None
         self._on_roster: Callable[[Roster], None] | None = None
         self._roster: Roster | None = None
@@ -99,9 +100,14 @@ class HubLink:
 
     async def metrics(self) -> bytes:
         """See `FleetView.metrics`; this worker's alone when the hub does not answer."""
+        (text,) = await self.told(Topic.METRICS)
+        return text
+
+    async def told(self, topic: Topic, *, most: int = 0) -> list[bytes]:
+        """See `FleetView.told`; what this worker says alone when the hub does not answer."""
         number = next(self._numbers)
-        text: bytes | None = await self._ask(Collect(number), number, _COLLECT_S)
-        return self.render() if text is None else text
+        texts: list[bytes] | None = await self._ask(Collect(number, topic, most), number, _COLLECT_S)
+        return [self.tellers[topic](most)] if texts is None else texts
 
     async def set_draining(self, engine: Engine, *, draining: bool) -> None:
         """See `FleetView.set_draining`."""
@@ -146,10 +152,11 @@ class HubLink:
         match message:
             case Took(number, taken):
                 self._answer(number, taken)
-            case Collected(number, text):
-                self._answer(number, text)
-            case Scrape(number):
-                self._send(Scraped(number, self.render()))
+            case Collected(number, texts):
+                self._answer(number, texts)
+            case Scrape(number, topic, most):
+                if (tell := self.tellers.get(topic)) is not None:
+                    self._send(Scraped(number, tell(most)))
             case Drain(engine, draining):
                 self.on_drain(engine, draining)
             case Done(number, _):

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from kvduplex_router.api.view import Topic
 from kvduplex_router.conversations.ledger import Taken
 from kvduplex_router.conversations.reference import Reference
 from kvduplex_router.fleet.members import Member, Roster
@@ -59,13 +60,15 @@ class Release(_Message, frozen=True, tag="release"):
 
 
 class Collect(_Message, frozen=True, tag="collect"):
-    """Ask for the metrics of all workers; answered by `Collected`."""
+    """Ask what all workers say of a topic; answered by `Collected`."""
 
     number: int
+    topic: Topic
+    most: int
 
 
 class Scraped(_Message, frozen=True, tag="scraped"):
-    """A worker's own metrics, in answer to `Scrape`."""
+    """What a worker says itself, in answer to `Scrape`."""
 
     number: int
     text: bytes
@@ -86,16 +89,18 @@ class Took(_Message, frozen=True, tag="took"):
 
 
 class Collected(_Message, frozen=True, tag="collected"):
-    """Answer to `Collect`."""
+    """Answer to `Collect`: one text of each worker that answered; of metrics one of all."""
 
     number: int
-    text: bytes
+    texts: list[bytes]
 
 
 class Scrape(_Message, frozen=True, tag="scrape"):
-    """Ask a worker for its metrics."""
+    """Ask a worker what it says of a topic."""
 
     number: int
+    topic: Topic
+    most: int
 
 
 class Admit(_Message, frozen=True, tag="admit"):

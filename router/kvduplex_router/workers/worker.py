@@ -46,7 +46,7 @@ async def _work(config: RouterConfig, hub: Path, listener: socket.socket, admin:
     async with asyncio.timeout(_CONNECT_S):
         await connected.wait()
     router = compose(config, ledger=link, fleet_view=link)
-    link.render = router.metrics.render
+    link.tellers = router.tellers
     link.follow(router.members.replace)
     link.on_drain = lambda engine, draining: _drain(router, engine, draining)
     reading.add_done_callback(lambda _task: os.kill(os.getpid(), signal.SIGTERM))

@@ -130,6 +130,13 @@ async def share_conversations(router: Process, tools: Any) -> None:
     assert 'kvduplex_router_turns_total{api="chat",outcome="ok",plan="pull"} 7.0' in text
     assert "kvduplex_router_workers 2.0" in text
     assert "kvduplex_router_references 1.0" in text
+    for _ in range(6):  # whichever worker is asked
+        told = (await router.client("/admin/receipts?count=7", None, KEY)).json
+        assert [each["plan"] for each in told] == ["pull"] * 7
+        assert [each["at"] for each in told] == sorted((each["at"] for each in told), reverse=True)
+        rates = (await router.client("/admin/hit-rate", None, KEY)).json
+        assert (rates["workers_answered"], rates["of_workers"]) == (2, 2)
+        assert [each["workload"] for each in rates["classes"]] == ["default"]
 
 
 async def kept(router: Process) -> str:

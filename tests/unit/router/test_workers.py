@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvduplex_router.api.view import Topic
+from kvduplex_router.compose import compose_ledger, compose_members
+from kvduplex_router.config import RouterConfig
+from kvduplex_router.conversations.endpoints import LedgerTarget
 from kvduplex_router.workers.channel import Channel
+from kvduplex_router.workers.hub import Hub
 from kvduplex_router.workers.link import HubLink
 from kvduplex_router.workers.messages import Release, decode_from_worker, encode
 
@@ -68,6 +76,34 @@ async def test_a_hub_that_goes_away_answers_those_who_wait(tmp_path: Path) -> No
     finally:
         running.cancel()
         server.close()
+
+
+async def test_all_workers_are_asked_and_one_that_does_not_answer_costs_its_part_alone(
+    tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(number: int, most: int) -> bytes:
+        return b"%d of %d" % (most, number)
+
+    monkeypatch.setattr("kvduplex_router.workers.hub._SCRAPE_S", 0.2)
+    config = RouterConfig.model_validate({"engines": ["http://127.0.0.1:9"]})
+    ledger = compose_ledger(config).ledger
+    members, _ = compose_members(config, LedgerTarget(config, ledger))
+    hub = Hub(ledger, members)
+    await hub.start(tmp_path / "hub")
+    links = [HubLink() for _ in range(3)]
+    for number, link in enumerate(links[:2]):
+        link.tellers = {Topic.RECEIPTS: partial(told, number)}
+    running = [asyncio.create_task(link.run(tmp_path / "hub", asyncio.Event())) for link in links]
+    try:
+        await tools.eventually(lambda: hub.workers == 3, "all are connected")
+        async with asyncio.timeout(10):
+            assert sorted(await links[0].told(Topic.RECEIPTS, most=5)) == [b"5 of 0", b"5 of 1"]
+            await hub.close()
+            await asyncio.gather(*running)
+            assert await links[0].told(Topic.RECEIPTS, most=5) == [b"5 of 0"]
+    finally:
+        for task in running:
+            task.cancel()
 
 
 async def test_sending_needs_no_hub() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvduplex_router.requests.body import Body
-from kvduplex_router.telemetry.hits import Cause, HitDoctor
-from kvduplex_router.telemetry.structure import Place, PromptWatch, first_difference
+from kvduplex_router.telemetry.hits import Cause, HitDoctor, combined, diagnoses, troubles
+from kvduplex_router.telemetry.structure import Place, PromptWatch, first_difference, usual
 
 
 class Time:
@@ -29,42 +29,42 @@ def said(text: Any, role: str = "user") -> dict[str, Any]:
     return {"role": role, "content": text}
 
 
-def usual(*bodies: Body) -> Any:
+def differs(*bodies: Body) -> Any:
     watch = PromptWatch()
     for each in bodies:
         watch.look("chat", "t", "messages", each)
-    return watch.usual("chat")
+    return usual(watch.places("chat"))
 
 
 def test_the_first_message_and_character_that_differ_are_named() -> None:
     stamped = [body(said(f"It is 12:3{i} now. You are kind.", "system"), said("hi")) for i in range(4)]
-    assert usual(*stamped) == (Place("messages", 0, 10, in_text=True), 1.0)
+    assert differs(*stamped) == (Place("messages", 0, 10, in_text=True), 1.0)
     asked = [body(said("You are kind.", "system"), said(text)) for text in ("one", "two", "three")]
-    assert usual(*asked) == (Place("messages", 1, 0, in_text=True), 1.0)
+    assert differs(*asked) == (Place("messages", 1, 0, in_text=True), 1.0)
 
 
 def test_what_stands_in_front_of_messages_counts_first() -> None:
     tools = [body(said("a"), tools=[{"type": "function", "n": n}]) for n in (1, 2)]
-    place, _ = usual(*tools)
+    place, _ = differs(*tools)
     assert (place.member, place.message, place.in_text) == ("tools", None, False)
     assert json.dumps([{"type": "function", "n": 1}])[place.character] == "1"
 
 
 def test_other_content_than_text_is_counted_in_its_json() -> None:
     images = [body(said([{"type": "image_url", "image_url": {"url": f"data:{n}"}}])) for n in "ab"]
-    place, _ = usual(*images)
+    place, _ = differs(*images)
     assert (place.message, place.in_text) == (0, False)
 
 
 def test_a_conversation_that_goes_on_is_no_difference() -> None:
-    assert usual(body(said("a")), body(said("a"), said("b", "assistant"), said("c")), body(said("a"))) is None
+    assert differs(body(said("a")), body(said("a"), said("b", "assistant"), said("c")), body(said("a"))) is None
 
 
 def test_tenants_are_not_compared_and_the_earliest_place_counts() -> None:
     watch = PromptWatch()
     for tenant, text in (("x", "secret of x"), ("y", "secret of y"), ("x", "secret of z"), ("y", "sec")):
         watch.look("chat", tenant, "messages", body(said(text)))
-    assert watch.usual("chat") == (Place("messages", 0, 3, in_text=True), 1.0)
+    assert usual(watch.places("chat")) == (Place("messages", 0, 3, in_text=True), 1.0)
 
 
 @given(st.text(), st.text(), st.text())
@@ -79,7 +79,7 @@ def test_any_bytes_may_be_looked_at(parts: list[bytes]) -> None:
     watch = PromptWatch()
     for part in parts:
         watch.look("c", "t", "messages", Body({"messages": part, "tools": part}, len(part)))
-    watch.usual("c")
+    usual(watch.places("c"))
 
 
 # -- the diagnosis ----------------------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ def healthy_hour(doctor: HitDoctor, time: Time) -> None:
     time.now += 300
 
 
-def diagnosed(doctor: HitDoctor, **usages: float) -> Any:
-    (found,) = doctor.diagnoses(usages)
+def diagnosed(*doctors: HitDoctor, **usages: float) -> Any:
+    (found,) = diagnoses(combined(doctor.told() for doctor in doctors), usages)
     return found
 
 
@@ -152,6 +152,24 @@ def test_without_knowledge_of_engines_the_refusals_speak(doctor: HitDoctor) -> N
         for _ in range(times):
             doctor.refused("chat", reason)
     assert diagnosed(doctor).cause is Cause.PROMPT_STRUCTURE
+
+
+def test_what_several_processes_saw_is_judged_together(time: Time) -> None:
+    """One that is told little of would say that nothing is known, and one that sees luck that nothing is wrong."""
+    one, other = HitDoctor(time), HitDoctor(time)
+    for doctor in (one, other):
+        healthy_hour(doctor, time)
+    one.counted("chat", 1500, 1200, (1200, 1200))
+    other.counted("chat", 6000, 300, (5400, 5400))
+    other.prompts.look("chat", "t", "messages", body(said("It is one", "system")))
+    other.prompts.look("chat", "t", "messages", body(said("It is two", "system")))
+    assert diagnosed(one).cause is Cause.UNKNOWN
+    found = diagnosed(one, other)
+    assert (found.cause, found.rate, found.baseline) == (Cause.MEMORY_PRESSURE, 0.2, 0.9)
+    assert found.as_builtins()["differs_at"]["character"] == 6
+    one.counted("rag", 100, 0, None)
+    assert [each.workload for each in combined([one.told(), other.told()])] == ["chat", "rag"]
+    assert list(troubles(diagnoses(combined([one.told(), other.told()]), {}))) == ["chat"]
 
 
 def test_memory_is_bounded(doctor: HitDoctor, time: Time) -> None:
