@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from fastapi import APIRouter, HTTPException
+from pydantic import model_validator
 
 from kvduplex_router.api.view import FleetView
 from kvduplex_router.config import EngineConfig, EngineGroup
@@ -24,6 +25,14 @@ class NewEngine(EngineConfig):
     """
 
     role: EngineGroup
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if self.dp_size is not None:
+            raise ValueError(
+                f"dp_size {self.dp_size}: engines are added one at a time; give dp_rank, once for each rank"
+            )
+        return self
 
 
 def admin_router(fleet: Fleet, members: Members, view: FleetView) -> APIRouter:
@@ -81,12 +90,12 @@ def _found(fleet: Fleet, name: str) -> Engine:
 
 
 def _described(engine: Engine) -> dict[str, Any]:
-    origin = engine.address.origin
     load = engine.load
     return {
         "name": engine.name,
         "role": engine.role.value,
-        "url": f"{origin.scheme}://{origin.authority}",
+        "url": engine.address.origin.url,
+        "dp_rank": engine.address.dp_rank,
         "source": engine.source,
         "health": engine.health.value,
         "breaker": engine.breaker.state.value,

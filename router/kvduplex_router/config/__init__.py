@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvduplex_router.config.build import build_config
 from kvduplex_router.config.discovery import DiscoveryConfig, DnsSource, Ec2Source, EngineGroup
+from kvduplex_router.config.engines import EngineConfig, EngineEntries, ranks_of
 from kvduplex_router.config.router import RouterConfig
 from kvduplex_router.config.routing import (
     ClassConfig,
@@ -19,8 +20,6 @@ from kvduplex_router.config.sections import (
     AuthConfig,
     BreakerConfig,
     ConversationConfig,
-    EngineConfig,
-    EngineEntry,
     HealthConfig,
     LimitConfig,
     OnNoPrefill,
@@ -42,7 +41,7 @@ __all__ = [
     "DnsSource",
     "Ec2Source",
     "EngineConfig",
-    "EngineEntry",
+    "EngineEntries",
     "EngineGroup",
     "EventsConfig",
     "HealthConfig",
@@ -61,4 +60,5 @@ __all__ = [
     "TlsConfig",
     "WeightsConfig",
     "build_config",
+    "ranks_of",
 ]

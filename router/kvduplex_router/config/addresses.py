@@ -7,7 +7,7 @@ import re
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-__all__ = ["check_host", "check_host_port", "check_url", "split_url"]
+__all__ = ["check_host", "check_host_port", "check_url", "offset_port", "ports_of", "split_url"]
 
 _NAME: Final = re.compile(r"(?=.{1,255}$)[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?")
 
@@ -88,6 +88,18 @@ def check_host_port(value: str) -> str:
     if not port:
         raise ValueError(f"'{value}' needs a port of 1 to 65535")
     return value
+
+
+def ports_of(value: str, *, first: int, count: int) -> tuple[str, range]:
+    """Host of a checked ``HOST:PORT``, and `count` ports that begin `first` after it; they may end beyond 65535."""
+    host, _, port = value.rpartition(":")
+    return host, range(int(port) + first, int(port) + first + count)
+
+
+def offset_port(value: str, by: int) -> str:
+    """A checked ``HOST:PORT`` with a port that is `by` higher."""
+    host, ports = ports_of(value, first=by, count=1)
+    return f"{host}:{ports[0]}"
 
 
 def _not_host_port(value: str) -> ValueError:

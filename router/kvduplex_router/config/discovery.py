@@ -6,14 +6,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from kvduplex_router.config.engines import EngineConfig, RankCount, ranks_of
 from kvduplex_router.config.sections import Seconds, Section
 
-__all__ = ["DiscoveryConfig", "DnsSource", "Ec2Source", "EngineGroup"]
+__all__ = ["DiscoveryConfig", "DnsSource", "Ec2Source", "EngineGroup", "FoundEngines"]
 
 Port = Annotated[int, Field(ge=1, le=65_535)]
-_EC2_KEYS: Final = ("role", "region", "http_port", "lease_port", "scheme")
+_EC2_KEYS: Final = (
+    "role", "region", "http_port", "lease_port", "scheme", "kv_events_port", "kv_replay_port", "dp_size",
+)  # fmt: skip
 
 
 class EngineGroup(StrEnum):
@@ -24,25 +27,62 @@ class EngineGroup(StrEnum):
     REPLICA = "replica"
 
 
-class DnsSource(Section):
-    """A name whose every address is an engine.
+class FoundEngines(Section):
+    """What a source cannot find out about its engines; all of them have it in common.
+
+    Attributes:
+        scheme: ``http`` or ``https``.
+        kv_events_port: Port where they publish KV events; none when not given.
+        kv_replay_port: Port where they replay them.
+        dp_size: Data-parallel ranks of every server, each of which is an engine; ports are those of its first rank.
+    """
+
+    scheme: Literal["http", "https"] = "http"
+    kv_events_port: Port | None = None
+    kv_replay_port: Port | None = None
+    dp_size: RankCount | None = None
+
+    def at(self, host: str, port: int | str, *, lease_port: int | str | None) -> tuple[EngineConfig, ...]:
+        """The engines of the server at an address, IPv6 in brackets.
+
+        Raises:
+            ValidationError: A port or the number of ranks is none.
+        """
+        ports = {"lease": lease_port, "kv_events": self.kv_events_port, "kv_replay": self.kv_replay_port}
+        endpoints = {name: f"{host}:{number}" for name, number in ports.items() if number is not None}
+        given = {"url": f"{self.scheme}://{host}:{port}", "dp_size": self.dp_size, **endpoints}
+        return ranks_of(EngineConfig.model_validate(given))
+
+    def _check(self, *, lease_port: int | None) -> None:
+        """Find out at the start what `at` would refuse of every engine."""
+        try:
+            self.at("host", 1, lease_port=lease_port)
+        except ValidationError as error:
+            raise ValueError(error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")) from None
+
+
+class DnsSource(FoundEngines):
+    """A name whose every address is a server of engines.
 
     Attributes:
         name: Host name, e.g. of a headless service.
         port: HTTP port of the engines.
         role: What they do.
         lease_port: Port of decode engines' lease endpoint; none when not given.
-        scheme: ``http`` or ``https``.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,253}$")
     port: Port
     role: EngineGroup
     lease_port: Port | None = None
-    scheme: Literal["http", "https"] = "http"
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        self._check(lease_port=self.lease_port)
+        return self
 
 
-class Ec2Source(Section):
+class Ec2Source(FoundEngines):
     """Running EC2 instances with certain tags, or those in service in an Auto Scaling group.
 
     Attributes:
@@ -52,7 +92,6 @@ class Ec2Source(Section):
         region: AWS region; the environment's when not given.
         http_port: Of the engines; tag ``kvduplex:http-port`` overrides it. By role 8100, 8200, 8000.
         lease_port: Of decode engines; tag ``kvduplex:lease-port`` overrides it, ``0`` is none. 5900 when not given.
-        scheme: ``http`` or ``https``.
     """
 
     tags: dict[str, str] = Field(default_factory=dict)
@@ -61,7 +100,6 @@ class Ec2Source(Section):
     region: str | None = None
     http_port: Port | None = None
     lease_port: int | None = Field(default=None, ge=0, le=65_535)
-    scheme: Literal["http", "https"] = "http"
 
     @model_validator(mode="after")
     def _something(self) -> Self:
@@ -69,6 +107,7 @@ class Ec2Source(Section):
             raise ValueError(
                 "give tags or group (the name of an Auto Scaling group); without, every instance would be taken"
             )
+        self._check(lease_port=self.lease_port or None)
         return self
 
 

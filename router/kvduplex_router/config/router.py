@@ -10,14 +10,13 @@ from pydantic import Field, field_validator, model_validator
 
 from kvduplex_router.config.addresses import check_host_port
 from kvduplex_router.config.discovery import DiscoveryConfig
+from kvduplex_router.config.engines import EngineConfig, EngineEntries
 from kvduplex_router.config.routing import RoutingConfig
 from kvduplex_router.config.sections import (
     AdminConfig,
     AuthConfig,
     BreakerConfig,
     ConversationConfig,
-    EngineConfig,
-    EngineEntry,
     HealthConfig,
     LimitConfig,
     OnNoPrefill,
@@ -49,9 +48,9 @@ class RouterConfig(Section):
     """
 
     listen: str = "127.0.0.1:8000"
-    prefill: tuple[EngineEntry, ...] = ()
-    decode: tuple[EngineEntry, ...] = ()
-    engines: tuple[EngineEntry, ...] = ()
+    prefill: EngineEntries = ()
+    decode: EngineEntries = ()
+    engines: EngineEntries = ()
     reuse: Reuse = Reuse.AUTO
     on_no_prefill: OnNoPrefill = OnNoPrefill.FAIL
     retries: int = Field(default=1, ge=0, le=5)
@@ -105,10 +104,18 @@ def _check_duplicates(config: RouterConfig) -> None:
         for value, count in Counter(values).items():
             if count > 1:
                 raise ValueError(f"{field}: '{value}' is given {count} times; every engine is listed once")
+    ranked = {_canonical_url(engine) for engine in everything if engine.dp_rank is not None}
+    for engine in everything:
+        if engine.dp_rank is None and _canonical_url(engine) in ranked:
+            raise ValueError(f"url: '{engine.url}' is given by data-parallel rank and as one engine; keep one of both")
 
 
 def _canonical(engine: EngineConfig) -> str:
-    """The engine's URL in the one spelling that all of its spellings share."""
+    """What makes two entries one engine, in the one spelling that all of its spellings share."""
+    return _canonical_url(engine) + engine.target.removeprefix(engine.url)
+
+
+def _canonical_url(engine: EngineConfig) -> str:
     parts = urlsplit(engine.url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     host = parts.hostname or ""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Self, get_args
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
@@ -17,15 +15,13 @@ from pydantic import (
     model_validator,
 )
 
-from kvduplex_router.config.addresses import check_host, check_host_port, check_url
+from kvduplex_router.config.addresses import check_host_port
 
 __all__ = [
     "AdminConfig",
     "AuthConfig",
     "BreakerConfig",
     "ConversationConfig",
-    "EngineConfig",
-    "EngineEntry",
     "HealthConfig",
     "LimitConfig",
     "OnNoPrefill",
@@ -74,77 +70,6 @@ class Section(BaseModel):
 
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-
-
-class EngineConfig(Section):
-    """One engine.
-
-    Attributes:
-        url: ``http[s]://HOST:PORT``.
-        name: Label in metrics and logs; ``HOST:PORT`` when not given.
-        lease: ``HOST:PORT`` of a decode engine's lease endpoint.
-        kv_hosts: Further addresses under which this engine may name itself in transfer parameters, e.g. of its EFA
-            interface. The host of `url` is always allowed.
-        max_in_flight: Requests sent to it at a time; 0 is no limit.
-        kv_events: ``HOST:PORT`` where it publishes KV events.
-        kv_replay: ``HOST:PORT`` where it replays them.
-    """
-
-    url: str
-    name: str = Field(default="", pattern=r"^[A-Za-z0-9._:%\[\]-]{0,255}$")
-    lease: str | None = None
-    kv_hosts: tuple[str, ...] = ()
-    max_in_flight: int = Field(default=0, ge=0)
-    kv_events: str | None = None
-    kv_replay: str | None = None
-
-    @field_validator("url")
-    @classmethod
-    def _url(cls, value: str) -> str:
-        return check_url(value)
-
-    @field_validator("lease", "kv_events", "kv_replay")
-    @classmethod
-    def _endpoint(cls, value: str | None) -> str | None:
-        return None if value is None else check_host_port(value)
-
-    @field_validator("kv_hosts")
-    @classmethod
-    def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(check_host(host) for host in value)
-
-    @model_validator(mode="after")
-    def _replay_of_something(self) -> Self:
-        if self.kv_replay is not None and self.kv_events is None:
-            raise ValueError(f"kv_replay '{self.kv_replay}' is given without kv_events, whose replays it would be")
-        return self
-
-    @model_validator(mode="after")
-    def _default_name(self) -> Self:
-        if not self.name:
-            object.__setattr__(self, "name", urlsplit(self.url).netloc)
-        return self
-
-
-_PARTS: Final = ("lease", "kv_events", "kv_replay")
-
-
-def _engine_entry(value: object) -> object:
-    """Accept ``URL`` and ``URL#lease=HOST:PORT&kv_events=HOST:PORT&kv_replay=HOST:PORT`` for a mapping."""
-    if not isinstance(value, str):
-        return value
-    url, _, fragment = value.partition("#")
-    entry = {"url": url}
-    for part in fragment.split("&") if fragment else ():
-        key, _, endpoint = part.partition("=")
-        if key not in _PARTS or not endpoint or key in entry:
-            allowed = "&".join(f"{name}=HOST:PORT" for name in _PARTS)
-            raise ValueError(f"fragment '{part}' is not understood; allowed are parts of #{allowed}, each once")
-        entry[key] = endpoint
-    return entry
-
-
-EngineEntry = Annotated[EngineConfig, BeforeValidator(_engine_entry)]
 
 
 class LimitConfig(Section):

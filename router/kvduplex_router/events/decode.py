@@ -80,10 +80,12 @@ class Batch(msgspec.Struct, frozen=True):
     Attributes:
         events: In order.
         skipped: Events of kinds that are not known.
+        rank: The data-parallel rank that sent it; None when it does not say.
     """
 
     events: list[Event]
     skipped: int
+    rank: int | None = None
 
 
 _DECODER: Final = msgspec.msgpack.Decoder()
@@ -103,7 +105,12 @@ def decode_batch(payload: bytes) -> Batch:
         raise BadEventError("not [timestamp, events, ...]")
     events = [_event(each) for each in value[1]]
     known = [event for event in events if event is not None]
-    return Batch(known, len(events) - len(known))
+    return Batch(known, len(events) - len(known), _sender(value))
+
+
+def _sender(value: list[Any]) -> int | None:
+    rank = value[2] if len(value) > 2 else None  # noqa: PLR2004 - see `decode_batch`
+    return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
 
 
 def _event(value: object) -> Event | None:

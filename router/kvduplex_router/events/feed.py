@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvduplex_router.clock import Clock
-from kvduplex_router.events.decode import BadEventError, Cleared, Event, Removed, Stored, decode_batch
+from kvduplex_router.events.decode import BadEventError, Batch, Cleared, Event, Removed, Stored, decode_batch
 from kvduplex_router.events.index import BlockIndex, TooManyEnginesError
 from kvduplex_router.events.trust import Trust, TrustKeeper
 
@@ -47,6 +47,7 @@ class Feed:
         trust: Its trust.
         clock: Monotonic seconds.
         ask: Asks for a replay from a number on; None when the engine has no replay endpoint.
+        rank: The data-parallel rank whose events these must be; None when that is of no matter.
         counts: What arrived.
     """
 
@@ -58,6 +59,7 @@ class Feed:
         trust: TrustKeeper,
         clock: Clock,
         ask: Callable[[int], None] | None,
+        rank: int | None = None,
         counts: FeedCounts | None = None,
     ) -> None:
         self._engine = engine
@@ -65,6 +67,7 @@ class Feed:
         self._trust = trust
         self._clock = clock
         self._ask = ask
+        self._rank = rank
         self.counts = counts or FeedCounts()
         self._expected: int | None = None
         self._group: int | None = None
@@ -204,6 +207,7 @@ class Feed:
         self.counts.batches += 1
         try:
             batch = decode_batch(payload)
+            self._check_sender(batch)
             self.counts.skipped += batch.skipped
             for event in batch.events:
                 self._event(event)
@@ -216,6 +220,12 @@ class Feed:
             if self._trust.state is not Trust.SILENT:
                 _log.error("engine %s: %s; raise routing.events.max_engines", self._engine, error)
             self._trust.silent()
+
+    def _check_sender(self, batch: Batch) -> None:
+        if self._rank is not None and batch.rank not in (None, self._rank):
+            raise BadEventError(
+                f"it is of data-parallel rank {batch.rank}, not of {self._rank}: kv_events names another rank's port"
+            )
 
     def _event(self, event: Event) -> None:
         index = self._index

@@ -17,8 +17,8 @@ from kvduplex_router.events.trust import TrustKeeper
 
 __all__ = ["Endpoints", "EventService"]
 
-Endpoints = tuple[str, str | None]
-"""``HOST:PORT`` of an engine's publisher, and of its replays."""
+Endpoints = tuple[str, str | None, int | None]
+"""``HOST:PORT`` of an engine's publisher and of its replays, and its data-parallel rank."""
 
 _log = logging.getLogger("kvduplex.router.events")
 _TICK_S: Final = 0.5
@@ -81,10 +81,10 @@ class EventService:
         for name in [n for n, s in self._following.items() if wanted.get(n) != s.endpoints]:
             self._following.pop(name).close()
             self._index.forget(name)
-        for name, (events, replay) in wanted.items():
+        for name, endpoints in wanted.items():
             subscriber = self._following.get(name)
             if subscriber is None:
-                self._following[name] = self._subscriber(name, events, replay)
+                self._following[name] = self._subscriber(name, endpoints)
             else:
                 subscriber.tick()
 
@@ -97,10 +97,11 @@ class EventService:
             self._context.destroy(linger=0)
             self._context = None
 
-    def _subscriber(self, name: str, events: str, replay: str | None) -> Subscriber:
+    def _subscriber(self, name: str, endpoints: Endpoints) -> Subscriber:
         if self._context is None:
             self._context = zmq.Context()
+        events, replay, rank = endpoints
         return Subscriber(
-            name, events=events, replay=replay, index=self._index, trust=self._trust(name), clock=self._clock,
-            context=self._context, counts=self.counts,
+            name, events=events, replay=replay, rank=rank, index=self._index, trust=self._trust(name),
+            clock=self._clock, context=self._context, counts=self.counts,
         )  # fmt: skip

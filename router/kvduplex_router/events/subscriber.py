@@ -35,6 +35,7 @@ class Subscriber:
         engine: The engine's name.
         events: ``HOST:PORT`` of its publisher.
         replay: ``HOST:PORT`` of its replays; None when it has none.
+        rank: Its data-parallel rank, see `Feed`.
         index: Where its blocks are entered.
         trust: Its trust.
         clock: Monotonic seconds.
@@ -48,6 +49,7 @@ class Subscriber:
         *,
         events: str,
         replay: str | None,
+        rank: int | None = None,
         index: BlockIndex,
         trust: TrustKeeper,
         clock: Clock,
@@ -56,13 +58,13 @@ class Subscriber:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._clock = clock
-        self.endpoints = (events, replay)
+        self.endpoints = (events, replay, rank)
         self._events = _socket(context, zmq.SUB)
         self._events.setsockopt(zmq.SUBSCRIBE, b"")
         self._monitor = self._events.get_monitor_socket(_UP | _GONE)
         self._replay = None if replay is None else _socket(context, zmq.DEALER)
         ask = None if self._replay is None else self._ask
-        self.feed = Feed(engine, index=index, trust=trust, clock=clock, ask=ask, counts=counts)
+        self.feed = Feed(engine, index=index, trust=trust, clock=clock, ask=ask, rank=rank, counts=counts)
         self._resume: asyncio.TimerHandle | None = None
         self._sockets = [each for each in (self._monitor, self._replay, self._events) if each is not None]
         for each in self._sockets:

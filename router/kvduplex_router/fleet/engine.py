@@ -39,6 +39,8 @@ class EngineAddress:
         max_in_flight: Requests at a time; 0 is no limit.
         kv_events: ``HOST:PORT`` of its KV events, when it publishes them.
         kv_replay: ``HOST:PORT`` of their replays, when it has them.
+        dp_rank: Which data-parallel rank of the server at `origin` it is; None when the server is one engine.
+        dp_start: Ranks of the deployment before the server's first.
     """
 
     name: str
@@ -49,6 +51,13 @@ class EngineAddress:
     max_in_flight: int = 0
     kv_events: str | None = None
     kv_replay: str | None = None
+    dp_rank: int | None = None
+    dp_start: int = 0
+
+    @property
+    def dp_index(self) -> int | None:
+        """Its rank in the whole deployment, by which its metrics and events name it."""
+        return None if self.dp_rank is None else self.dp_start + self.dp_rank
 
 
 class Engine:
@@ -106,7 +115,10 @@ class Engine:
 
     @property
     def shut_because(self) -> Mapping[str, str]:
-        """Why it is sent nothing new although it may answer, by kind: ``draining``, ``leaving``, ``incompatible``."""
+        """Why it is sent nothing new although it may answer, by kind.
+
+        Kinds are ``draining``, ``leaving``, ``incompatible``, ``no_rank`` and ``gone``.
+        """
         return self._shut
 
     def shut(self, kind: str, reason: str | None) -> None:

@@ -12,6 +12,7 @@ from kvduplex_router.config import EngineConfig, RouterConfig
 from kvduplex_router.fleet.breaker import Breaker
 from kvduplex_router.fleet.engine import Engine, EngineAddress, EngineHealth, EngineRole
 from kvduplex_router.fleet.pairing import pair, shut_out
+from kvduplex_router.fleet.ranks import NO_RANK
 from kvduplex_router.fleet.tls import client_context
 from kvduplex_router.http.pool import Origin, Pool, Timeouts
 from kvduplex_router.http.watchdog import Watchdog
@@ -19,6 +20,8 @@ from kvduplex_router.http.watchdog import Watchdog
 __all__ = ["EngineMaker", "Fleet", "is_loopback"]
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+RANK_LINE = b"x-data-parallel-rank: %d\r\n"
+"""By which vLLM and SGLang take a request for one of their data-parallel ranks."""
 
 
 Listener = Callable[[Engine, bool], None]
@@ -57,6 +60,13 @@ class Fleet:
     def find(self, name: str) -> Engine | None:
         """The engine of that name."""
         return self._by_name.get(name)
+
+    def ranks(self, engine: Engine) -> list[Engine]:
+        """Engines that the same server runs, itself among them: its data-parallel ranks, which share its fate."""
+        if engine.address.dp_rank is None:
+            return [engine]
+        url = engine.address.origin.url
+        return [each for each in self.engines if each.address.origin.url == url]
 
     def subscribe(self, listener: Listener) -> None:
         """Tell `listener` of every engine there is, and of each that joins or leaves from now on."""
@@ -119,7 +129,7 @@ class Fleet:
         return [
             f"no {role} engine answers /health: " + (", ".join(map(_state, engines)) or "none is known yet")
             for role, engines in wanted
-            if not any(e.health is EngineHealth.UP and "incompatible" not in e.shut_because for e in engines)
+            if not any(e.health is EngineHealth.UP and _unfit(e) is None for e in engines)
         ]
 
     def close(self) -> None:
@@ -136,8 +146,13 @@ class Fleet:
             listener(engine, joined)
 
 
+def _unfit(engine: Engine) -> str | None:
+    """Why an engine that answers could not serve all the same."""
+    return engine.shut_because.get("incompatible") or engine.shut_because.get(NO_RANK)
+
+
 def _state(engine: Engine) -> str:
-    return f"{engine.name} is {engine.shut_because.get('incompatible') or engine.health.value}"
+    return f"{engine.name} is {_unfit(engine) or engine.health.value}"
 
 
 class EngineMaker:
@@ -158,7 +173,7 @@ class EngineMaker:
     def __call__(self, entry: EngineConfig, role: EngineRole, *, source: str) -> Engine:
         """Make one."""
         config = self._config
-        origin = Origin.parse(entry.url)
+        origin = Origin.parse(entry.url, lines=b"" if entry.dp_rank is None else RANK_LINE % entry.dp_rank)
         if origin.scheme == "https" and self._tls is None:
             self._tls = client_context(config.tls)
         tls = self._tls if origin.scheme == "https" else None
@@ -173,6 +188,8 @@ class EngineMaker:
             max_in_flight=math.ceil(entry.max_in_flight / config.workers),
             kv_events=entry.kv_events,
             kv_replay=entry.kv_replay,
+            dp_rank=entry.dp_rank,
+            dp_start=entry.dp_start,
         )
         pool = Pool(origin, timeouts=self._timeouts, watchdog=self._watchdog, tls=tls)
         return Engine(address, pool=pool, breaker=breaker, source=source)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvduplex_router.clock import Clock
 from kvduplex_router.config import HealthConfig
 from kvduplex_router.fleet.engine import Engine, EngineHealth
 from kvduplex_router.fleet.fleet import Fleet
 from kvduplex_router.fleet.inquiry import Asker
-from kvduplex_router.fleet.traits import read_load
+from kvduplex_router.fleet.ranks import RankKeeper
+from kvduplex_router.fleet.traits import Traits, read_load, read_ranks
 
 __all__ = ["HealthProber"]
 
@@ -37,6 +38,7 @@ class HealthProber:
         self._clock = clock
         self._asker = Asker(headers, timeout_s=config.timeout_s)
         self._streak: dict[Engine, int] = {}
+        self._ranks = RankKeeper()
         self.on_up: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
@@ -51,35 +53,49 @@ class HealthProber:
     async def _watch(self, engine: Engine) -> None:
         try:
             while not engine.gone or engine.in_flight:
-                if not engine.gone:
-                    await self.probe(engine)
+                if not engine.gone and (ranks := self._fleet.ranks(engine))[0] is engine:  # one asks for them all
+                    await self.probe(*ranks)
                 await asyncio.sleep(self._config.interval_s)
         finally:
             self._streak.pop(engine, None)
+            self._ranks.forget(engine)
             if engine.gone:
                 engine.pool.close()
 
-    async def probe(self, engine: Engine) -> None:
-        """Probe one engine once and judge it."""
+    async def probe(self, *ranks: Engine) -> None:
+        """Probe one engine once and judge it, or a server once and judge all its ranks."""
         began = self._clock()
-        good = await self._asker.healthy(engine)
+        good = await self._asker.healthy(ranks[0])
         if good is None:  # silent: alive when it answered anything in the meantime
-            good = engine.answered_at >= began - self._config.interval_s
+            good = max(each.answered_at for each in ranks) >= began - self._config.interval_s
         elif good:
-            await self._ask_more(engine)
-        self.judge(engine, good=good)
+            await self._ask_more(ranks)
+        for each in ranks:
+            self.judge(each, good=good)
 
-    async def _ask_more(self, engine: Engine) -> None:
+    async def _ask_more(self, ranks: Sequence[Engine]) -> None:
         """Ask what it is before it is used, and each time what it has to do."""
-        exposition = await self._asker.exposition(engine)
-        now = self._clock()
-        if engine.traits is None or engine.health is not EngineHealth.UP or now - engine.described_at >= _DESCRIBE_S:
-            before, engine.traits = engine.traits, await self._asker.traits(engine, exposition or "")
-            engine.described_at = now
-            if engine.traits != before and not engine.gone:
-                self._fleet.regroup()
-        if exposition is not None:
-            engine.load = read_load(exposition, self._clock())
+        exposition = await self._asker.exposition(ranks[0])
+        if any(self._is_due(each) for each in ranks):
+            self._describe(ranks, await self._asker.traits(ranks[0], exposition or ""))
+        if exposition is None:
+            return
+        for each in ranks:
+            each.load = read_load(exposition, self._clock(), rank=each.address.dp_index)
+            self._ranks.judge(each, read_ranks(exposition))
+
+    def _is_due(self, engine: Engine) -> bool:
+        if engine.traits is None or engine.health is not EngineHealth.UP:
+            return True
+        return self._clock() - engine.described_at >= _DESCRIBE_S
+
+    def _describe(self, ranks: Sequence[Engine], traits: Traits) -> None:
+        now, changed = self._clock(), False
+        for each in ranks:
+            changed = changed or (each.traits != traits and not each.gone)
+            each.traits, each.described_at = traits, now
+        if changed:
+            self._fleet.regroup()
 
     def judge(self, engine: Engine, *, good: bool) -> None:
         """Count one probe's result and change the engine's state when the streak is long enough."""

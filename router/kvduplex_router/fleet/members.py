@@ -55,7 +55,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     """Everything `Members` knows, for another process.
 
     Attributes:
-        sources: Members by source; of two sources that list one URL the first counts.
+        sources: Members by source; of two sources that list one engine the first counts.
         hidden: Names that an operator took out, whoever lists them.
         errors: Why a source cannot be read now, by source.
     """
@@ -136,10 +136,11 @@ class Members:
         """An operator adds an engine or changes one, whoever lists it; returns why it cannot be taken, or None."""
         entry = member.config
         others = {name: (source, each) for name, (source, each) in self._wanted()[0].items() if name != entry.name}
-        reason = self._check(member) or _clash(member, entry, others)
+        ranked = {each.config.url: each.config.dp_rank is not None for _, each in others.values()}
+        reason = self._check(member) or _clash(member, entry, others, ranked)
         if reason is not None:
             return reason
-        kept = [m for m in self._sources[ADMIN] if entry.name != m.config.name and entry.url != m.config.url]
+        kept = [m for m in self._sources[ADMIN] if entry.name != m.config.name and entry.target != m.config.target]
         self._sources[ADMIN] = [*kept, member]
         self._hidden.discard(entry.name)
         self._settle()
@@ -176,25 +177,32 @@ class Members:
 
     def _wanted(self) -> tuple[Mapping[str, tuple[str, Member]], list[Refused]]:
         wanted: dict[str, tuple[str, Member]] = {}
-        urls: set[str] = set()
+        targets: set[str] = set()
+        ranked: dict[str, bool] = {}
         refused: list[Refused] = []
         for source, members in self._sources.items():
             for member in members:
                 entry = member.config
-                if entry.url in urls or (entry.name in self._hidden and source != ADMIN):
+                if entry.target in targets or (entry.name in self._hidden and source != ADMIN):
                     continue
-                reason = self._check(member) or _clash(member, entry, wanted)
+                reason = self._check(member) or _clash(member, entry, wanted, ranked)
                 if reason is None:
-                    urls.add(entry.url)
+                    targets.add(entry.target)
+                    ranked[entry.url] = entry.dp_rank is not None
                     wanted[entry.name] = (source, member)
                 else:
-                    refused.append(Refused(source, entry.url, reason))
+                    refused.append(Refused(source, entry.target, reason))
         return wanted, refused
 
 
-def _clash(member: Member, entry: EngineConfig, wanted: Mapping[str, tuple[str, Member]]) -> str | None:
+def _clash(
+    member: Member, entry: EngineConfig, wanted: Mapping[str, tuple[str, Member]], ranked: Mapping[str, bool]
+) -> str | None:
+    """Why an entry does not fit beside those before it; `ranked` says of their URLs whether they name ranks."""
     if entry.name in wanted:
         return f"another engine is named '{entry.name}'; names are unique in a fleet"
+    if ranked.get(entry.url, entry.dp_rank is not None) != (entry.dp_rank is not None):
+        return "its server is listed by data-parallel rank and as one engine; keep one of both (dp_size, or nothing)"
     for _, other in wanted.values():
         if (other.role is EngineRole.REPLICA) != (member.role is EngineRole.REPLICA):
             return f"a {member.role.value} engine does not fit a fleet that has {other.role.value} engines"

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["Load", "Traits", "conflict", "read_load", "read_traits"]
+__all__ = ["Load", "Traits", "conflict", "read_load", "read_ranks", "read_traits"]
 
 _CACHE_CONFIG: Final = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
 _LABEL: Final = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
+_RANK: Final = re.compile(r'[{,](?:engine|dp_rank)="([0-9]{1,4})"')
 
 
 class Traits(msgspec.Struct, frozen=True):
@@ -131,26 +132,50 @@ _WAITING: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _USAGE: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
 
 
-def read_load(exposition: str, at: float) -> Load:
-    """Load from an engine's metrics; amounts of several engine cores add up, of their KV use the largest counts."""
-    running, waiting, usage = (_values(exposition, names) for names in (_RUNNING, _WAITING, _USAGE))
+def read_load(exposition: str, at: float, *, rank: int | None = None) -> Load:
+    """Load from an engine's metrics.
+
+    Args:
+        exposition: Text of ``/metrics``.
+        at: Monotonic seconds of it.
+        rank: The data-parallel rank whose load is asked for. Without, amounts of all add up, and of their KV use the
+            largest counts.
+    """
+    running, waiting, usage = (_values(exposition, names, rank) for names in (_RUNNING, _WAITING, _USAGE))
     return Load(sum(running) if running else None, sum(waiting) if waiting else None, max(usage) if usage else None, at)
 
 
-def _values(exposition: str, names: tuple[str, ...]) -> list[float]:
-    """Samples of the first of `names` that has any; searched as text, for an exposition has a hundred kilobytes."""
+def read_ranks(exposition: str) -> frozenset[int]:
+    """The data-parallel ranks that a vLLM server counts requests for; empty when it does not say."""
+    return frozenset(rank for line in _lines(exposition, _RUNNING[0]) if (rank := _rank(line)) is not None)
+
+
+def _values(exposition: str, names: tuple[str, ...], rank: int | None) -> list[float]:
+    """Samples of the first of `names` that has any; where a rank is given, its own."""
     for name in names:
-        found: list[float] = []
-        at = exposition.find(f"\n{name}")
-        while at >= 0:
-            line = exposition[at + 1 : exposition.find("\n", at + 1)]
-            value = _number(line.rpartition(" ")[2]) if line[len(name) : len(name) + 1] in ("{", " ") else None
-            if value is not None:
-                found.append(value)
-            at = exposition.find(f"\n{name}", at + 1)
+        lines = (line for line in _lines(exposition, name) if rank is None or _rank(line) == rank)
+        found = [value for line in lines if (value := _number(line.rpartition(" ")[2])) is not None]
         if found:
             return found
     return []
+
+
+def _rank(sample: str) -> int | None:
+    """The data-parallel rank that a sample names: vLLM's label ``engine``, SGLang's ``dp_rank``."""
+    found = _RANK.search(sample)
+    return None if found is None else int(found[1])
+
+
+def _lines(exposition: str, name: str) -> list[str]:
+    """A metric's samples; searched as text, for an exposition has a hundred kilobytes."""
+    found: list[str] = []
+    at = exposition.find(f"\n{name}")
+    while at >= 0:
+        line = exposition[at + 1 : exposition.find("\n", at + 1)]
+        if line[len(name) : len(name) + 1] in ("{", " "):
+            found.append(line)
+        at = exposition.find(f"\n{name}", at + 1)
+    return found
 
 
 def _number(text: str) -> float | None:

@@ -26,21 +26,31 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 @dataclass(frozen=True)
 class Origin:
-    """Scheme, host and port of an engine, and the value of its Host header."""
+    """Where an engine's requests go, and what all of them carry.
+
+    Attributes:
+        lines: Header lines of every request there.
+    """
 
     scheme: str
     host: str
     port: int
+    lines: bytes = b""
 
     @classmethod
-    def parse(cls, url: str) -> Origin:
+    def parse(cls, url: str, *, lines: bytes = b"") -> Origin:
         """Read ``http[s]://HOST[:PORT]``; the caller has validated it."""
         parts = urlsplit(url)
-        return cls(parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme])
+        return cls(parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme], lines)
+
+    @cached_property
+    def url(self) -> str:
+        """``SCHEME://HOST:PORT``, the same for everything that one server serves."""
+        return f"{self.scheme}://{self.authority}"
 
     @cached_property
     def authority(self) -> str:
-        """``HOST:PORT`` with IPv6 hosts in brackets."""
+        """``HOST:PORT`` with IPv6 hosts in brackets; the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 

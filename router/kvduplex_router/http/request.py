@@ -22,10 +22,11 @@ def forwardable(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 @lru_cache(maxsize=4096)
 def post_head(origin: Origin, target: str) -> bytes:
     """The constant part of a POST with a JSON body."""
-    return (
+    head = (
         f"POST {target} HTTP/1.1\r\nhost: {origin.authority}\r\naccept: application/json, text/event-stream\r\n"
         "content-type: application/json\r\n"
-    ).encode("ascii")
+    )
+    return head.encode("ascii") + origin.lines
 
 
 def post_request(head: bytes, headers: bytes, body: bytes) -> bytes:
@@ -36,10 +37,11 @@ def post_request(head: bytes, headers: bytes, body: bytes) -> bytes:
 def request_bytes(origin: Origin, method: str, target: bytes, headers: bytes, body: bytes) -> bytes:
     """Any complete request; `target` and `headers` must be fit for a head."""
     length = b"content-length: %d\r\n" % len(body) if body or method == "POST" else b""
-    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%b\r\n%b" % (
+    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%b%b\r\n%b" % (
         method.encode("ascii"),
         target,
         origin.authority.encode("ascii"),
+        origin.lines,
         headers,
         length,
         body,
@@ -48,4 +50,5 @@ def request_bytes(origin: Origin, method: str, target: bytes, headers: bytes, bo
 
 def get_request(origin: Origin, target: str, headers: bytes = b"") -> bytes:
     """A complete GET."""
-    return f"GET {target} HTTP/1.1\r\nhost: {origin.authority}\r\n".encode("ascii") + headers + b"\r\n"
+    first = f"GET {target} HTTP/1.1\r\nhost: {origin.authority}\r\n"
+    return first.encode("ascii") + origin.lines + headers + b"\r\n"

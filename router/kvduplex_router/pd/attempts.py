@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvduplex_router.fleet.engine import Engine
 from kvduplex_router.pd.hop import HopFailedError
@@ -17,6 +19,8 @@ from kvduplex_router.telemetry.metrics import Metrics
 __all__ = ["Accounts", "Attempts"]
 
 _log = logging.getLogger("kvduplex.router.turn")
+_OF_THE_SERVER: Final = frozenset({"connect", "timeout", "broken"})
+"""Reasons that speak against everything behind the same socket."""
 
 
 @dataclass(slots=True)
@@ -37,10 +41,12 @@ class Attempts:
     planned: bool = False
     last: HopFailedError | None = None
 
-    def note(self, error: HopFailedError) -> None:
-        """An engine failed."""
+    def note(self, error: HopFailedError, ranks: Iterable[Engine] = ()) -> None:
+        """An engine failed, and with it the `ranks` of its server when that could not be reached or broke off."""
         if not error.stale or self.stale:
             self.failed.add(error.engine.name)
+            if error.reason in _OF_THE_SERVER:
+                self.failed.update(each.name for each in ranks)
         self.stale = self.stale or error.stale
         self.last = error
 

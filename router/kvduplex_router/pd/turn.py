@@ -311,5 +311,5 @@ class TurnRunner:
         return self._clock() - prefilled.at >= self._policy.prefill_ttl_s
 
     def _failed(self, hop: str, request: TurnRequest, error: HopFailedError, tried: Attempts) -> None:
-        tried.note(error)
+        tried.note(error, self._fleet.ranks(error.engine))
         self._accounts.failure(hop, request, error)

@@ -45,7 +45,7 @@ class WholeTurn:
             try:
                 return await self._ask(request, sink, receipt, seat)
             except HopFailedError as error:
-                tried.note(error)
+                tried.note(error, self._fleet.ranks(error.engine))
                 self._accounts.failure("whole", request, error)
                 if error.consumed:
                     raise client_error(error) from error

@@ -14,8 +14,9 @@ __all__ = ["CONVERSATION_ID", "KV_PARAMS", "OWNED", "client_extras"]
 KV_PARAMS: Final = "kv_transfer_params"
 CONVERSATION_ID: Final = "conversation_id"
 
-OWNED: Final = frozenset({KV_PARAMS, "ec_transfer_params", CONVERSATION_ID})
-"""Never taken over from a client: engines dial whatever hosts transfer parameters name."""
+_RANKS: Final = ("data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank")
+OWNED: Final = frozenset({KV_PARAMS, "ec_transfer_params", CONVERSATION_ID, *_RANKS})
+"""Never taken over from a client: engines dial whatever hosts transfer parameters name, and ranks are the router's."""
 
 _XARGS: Final = "vllm_xargs"
 

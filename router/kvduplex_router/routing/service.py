@@ -244,7 +244,7 @@ class RoutingService:
 
     def _publishers(self) -> dict[str, Endpoints]:
         return {
-            engine.name: (engine.address.kv_events, engine.address.kv_replay)
+            engine.name: (engine.address.kv_events, engine.address.kv_replay, engine.address.dp_index)
             for engine in self._fleet.engines
             if engine.address.kv_events is not None
         }

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
-from kvduplex_router.config import DnsSource, EngineConfig
+from kvduplex_router.config import DnsSource
 from kvduplex_router.fleet.discovery.source import DiscoveryError
 from kvduplex_router.fleet.engine import EngineRole
 from kvduplex_router.fleet.members import Member
@@ -40,13 +40,10 @@ class DnsNames:
             addresses = await self._resolve(self._config.name)
         except OSError as error:
             raise DiscoveryError(f"{self._config.name} does not resolve: {error.strerror or error}") from None
-        return [self._member(f"[{address}]" if ":" in address else address) for address in addresses]
+        config, role = self._config, EngineRole(self._config.role.value)
+        hosts = (f"[{address}]" if ":" in address else address for address in addresses)
+        found = (config.at(host, config.port, lease_port=config.lease_port) for host in hosts)
+        return [Member.of(role, entry) for entries in found for entry in entries]
 
     async def close(self) -> None:
         """See `Source.close`."""
-
-    def _member(self, host: str) -> Member:
-        config = self._config
-        lease = None if config.lease_port is None else f"{host}:{config.lease_port}"
-        entry = EngineConfig(url=f"{config.scheme}://{host}:{config.port}", lease=lease)
-        return Member.of(EngineRole(config.role.value), entry)

@@ -70,8 +70,8 @@ class Ec2Instances:
             instances = list(self._instances(states))
         except self._errors as error:
             raise DiscoveryError(f"{error}; the router's role needs ec2:DescribeInstances") from None
-        members = (self._member(instance, states) for instance in instances)
-        return sorted((member for member in members if member is not None), key=lambda member: member.entry)
+        members = (member for instance in instances for member in self._members(instance, states))
+        return sorted(members, key=lambda member: member.entry)
 
     def _group_states(self) -> Mapping[str, str] | None:
         """Life-cycle states by instance id; None when no group is asked for."""
@@ -97,27 +97,27 @@ class Ec2Instances:
             some: FilterTypeDef = {"Name": "instance-id", "Values": ids[start : start + _IDS_A_CALL]}
             yield from _listed(pages.paginate(Filters=[*filters, some]))
 
-    def _member(self, instance: InstanceTypeDef, states: Mapping[str, str] | None) -> Member | None:
+    def _members(self, instance: InstanceTypeDef, states: Mapping[str, str] | None) -> Sequence[Member]:
         tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", [])}
         address = instance.get("PrivateIpAddress")
         role = self._config.role.value if self._config.role is not None else tags.get(ROLE_TAG)
         state = _IN_SERVICE if states is None else states.get(instance["InstanceId"], "")
         leaving = STATE_TAG in tags or state.startswith(_LEAVING)
         if address is None or role not in set(EngineRole) or not (leaving or state == _IN_SERVICE):
-            return None
+            return ()
         try:
-            return Member.of(EngineRole(role), self._entry(EngineRole(role), address, tags), leaving=leaving)
+            entries = self._entries(EngineRole(role), address, tags)
+            return [Member.of(EngineRole(role), entry, leaving=leaving) for entry in entries]
         except ValidationError as error:
             told = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
             raise DiscoveryError(f"instance {instance['InstanceId']}: {told}") from None
 
-    def _entry(self, role: EngineRole, address: str, tags: Mapping[str, str]) -> EngineConfig:
+    def _entries(self, role: EngineRole, address: str, tags: Mapping[str, str]) -> Sequence[EngineConfig]:
         config = self._config
         port = tags.get(HTTP_PORT_TAG, config.http_port or _HTTP_PORTS[role])
         lease = tags.get(LEASE_PORT_TAG, str(_LEASE_PORT if config.lease_port is None else config.lease_port))
         leased = role is EngineRole.DECODE and lease != "0"
-        url = f"{config.scheme}://{address}:{port}"
-        return EngineConfig(url=url, lease=f"{address}:{lease}" if leased else None)
+        return config.at(address, port, lease_port=lease if leased else None)
 
 
 def _listed(pages: Iterable[Any]) -> Iterable[InstanceTypeDef]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from kvduplex_router.config import EngineEntry, Section
+from kvduplex_router.config import EngineEntries, Section
 from kvduplex_router.fleet.discovery.source import DiscoveryError
 from kvduplex_router.fleet.engine import EngineRole
 from kvduplex_router.fleet.members import Member
@@ -21,9 +21,9 @@ _FORM = "write prefill:, decode: or engines: with a list of URLs"
 
 
 class _Lists(Section):
-    prefill: tuple[EngineEntry, ...] = ()
-    decode: tuple[EngineEntry, ...] = ()
-    engines: tuple[EngineEntry, ...] = ()
+    prefill: EngineEntries = ()
+    decode: EngineEntries = ()
+    engines: EngineEntries = ()
 
 
 class FileSource:

@@ -76,17 +76,17 @@ class Discovery:
 
     def _judge(self, source: Source, members: Sequence[Member]) -> None:
         listed = self._listed[source.name]
-        now = {member.config.url: member for member in members}
+        now = {member.config.target: member for member in members}
         kept = dict(now)
-        for url, member in (listed or {}).items():
-            if url in now:
-                self._missed.pop((source.name, url), None)
+        for target, member in (listed or {}).items():
+            if target in now:
+                self._missed.pop((source.name, target), None)
                 continue
-            missed = self._missed[source.name, url] = self._missed.get((source.name, url), 0) + 1
+            missed = self._missed[source.name, target] = self._missed.get((source.name, target), 0) + 1
             if missed < source.missing_after:
-                kept[url] = member
+                kept[target] = member
             else:
-                del self._missed[source.name, url]
+                del self._missed[source.name, target]
         if kept != listed:
             self._listed[source.name] = kept
             self._members.update(source.name, kept.values())

@@ -20,14 +20,14 @@ class Watch:
     def __init__(self) -> None:
         self.index = BlockIndex(max_blocks=100_000)
         self.trust = TrustKeeper()
-        self.wanted: dict[str, tuple[str, str | None]] = {}
+        self.wanted: dict[str, tuple[str, str | None, int | None]] = {}
         self.service = EventService(
             self.index, trust=lambda _name: self.trust, wanted=lambda: self.wanted, clock=time.monotonic
         )
 
-    def follow(self, publisher: Any) -> None:
+    def follow(self, publisher: Any, *, rank: int | None = None) -> None:
         replay = publisher.replay_port
-        self.wanted = {"e": (f"127.0.0.1:{publisher.port}", None if replay is None else f"127.0.0.1:{replay}")}
+        self.wanted = {"e": (f"127.0.0.1:{publisher.port}", replay and f"127.0.0.1:{replay}", rank)}
         self.service.reconcile()
 
 
@@ -140,6 +140,22 @@ async def test_garbage_is_counted_and_what_follows_is_read(
     await publisher.until(lambda: watch.index.overlaps(hashes(1, 2)) == {"e": 1}, "stored")
     assert watch.service.counts.garbage == 3
     assert watch.trust.state is Trust.UNTRUSTED
+
+
+async def test_events_of_another_rank_are_not_taken_for_its_own(
+    watch: Watch, publishers: Make, event: Make, hashes: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The publisher says that it is rank 0."""
+    publisher = publishers()
+    publisher.publish(event(1, 2))
+    watch.follow(publisher, rank=1)
+    await publisher.until(lambda: watch.service.counts.garbage == 1, "it was refused")
+    assert watch.index.overlaps(hashes(1, 2)) == {}
+    assert watch.trust.state is Trust.UNTRUSTED
+    assert "it is of data-parallel rank 0, not of 1: kv_events names another rank's port" in caplog.text
+    watch.follow(publisher, rank=0)
+    await publisher.until(lambda: watch.index.overlaps(hashes(1, 2)) == {"e": 1}, "replayed to whom it belongs")
+    assert watch.trust.state.value == "trusted"
 
 
 async def test_a_flood_leaves_the_event_loop_to_others(

@@ -18,14 +18,15 @@ END = b"\xff" * 8
 class Publisher:
     """Publishes blocks of 16 tokens, and answers that there is nothing to replay but what was sent."""
 
-    def __init__(self, context: zmq.Context[Any]) -> None:
+    def __init__(self, context: zmq.Context[Any], rank: int) -> None:
+        self._rank = rank
         self._pub, self._router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
         events, replay = (each.bind_to_random_port("tcp://127.0.0.1") for each in (self._pub, self._router))
         self.entry = {"kv_events": f"127.0.0.1:{events}", "kv_replay": f"127.0.0.1:{replay}"}
         self._sent: list[bytes] = []
 
     def _publish(self, event: dict[str, Any]) -> None:
-        self._sent.append(msgspec.msgpack.encode([0.0, [event], 0]))
+        self._sent.append(msgspec.msgpack.encode([0.0, [event], self._rank]))
         self._pub.send_multipart([b"", (len(self._sent) - 1).to_bytes(8, "big"), self._sent[-1]])
 
     def clear(self) -> None:
@@ -70,8 +71,8 @@ async def publisher() -> AsyncIterator[Callable[[], Publisher]]:
 
     serving = asyncio.create_task(serve())
 
-    def make() -> Publisher:
-        made.append(Publisher(context))
+    def make(rank: int = 0) -> Publisher:
+        made.append(Publisher(context, rank))
         return made[-1]
 
     yield make

@@ -204,3 +204,29 @@ async def test_kv_events_find_the_engine_that_holds_the_prompt(
         cluster.replicas[holder].cached_tokens = 10**6  # capped at the prompt's length by whoever reads it
         await cluster.client.chat(messages=messages)
         assert served(cluster)[holder] == before[holder] + 1
+
+
+async def test_kv_events_find_the_rank_that_holds_the_prompt(
+    make_cluster: Any, model: Path, publisher: Callable[..., Any], tools: Any
+) -> None:
+    """One server, two data-parallel ranks: each publishes what it holds, and the request names the one that does."""
+    publishers = [publisher(4), publisher(5)]
+    first = await make_cluster(prefill=0, decode=0, engines=1)
+    server = first.replicas[0]
+    parts = [f"kv_events={p.entry['kv_events']}&kv_replay={p.entry['kv_replay']}" for p in publishers]
+    entries = [f"{server.url}#dp_rank={rank}&dp_start=4&{part}" for rank, part in enumerate(parts)]
+    cluster = await first.another(engines=entries, routing={"policy": "kv_events", "tokenizer": str(model)})
+    names = [engine.name for engine in cluster.router.fleet.engines]
+    assert names == [f"127.0.0.1:{server.port}@0", f"127.0.0.1:{server.port}@1"]
+    server.cached_tokens = 10**6
+    for number, holder in enumerate((1, 0, 1)):
+        messages = conversation(f"{number}", 2)
+        body = Body.parse(json.dumps({"model": "m", "messages": messages}).encode())
+        await publishers[holder].hold((await Tokeniser(load_files(model)).prompt(CHAT, body)).tokens)
+        blocks = cluster.metric("index_blocks", engine=names[holder])
+        await publishers[holder].settled(
+            lambda blocks=blocks, name=names[holder]: cluster.metric("index_blocks", engine=name) > blocks
+        )
+        assert (await cluster.client.chat(messages=messages)).status == 200
+        assert server.requests[-1].headers["x-data-parallel-rank"] == str(holder)
+    assert cluster.metric("picks_total", **{"class": "default", "policy": "kv_events", "reason": "overlap"}) == 3
