@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -95,6 +95,7 @@ class Player:
         block_size: Of the engines.
         agenda: The time.
         serve: Has a turn answered, and calls back.
+        clients: How many work off a closed trace, each one conversation after the other.
         outcomes: Every turn, in order of their ends.
     """
 
@@ -103,19 +104,34 @@ class Player:
     block_size: int
     agenda: Agenda
     serve: Serve
+    clients: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
+    _left: Iterator[Conversation] = field(init=False)
 
     def run(self) -> list[Outcome]:
-        """Play to the end."""
-        for conversation in self.trace.conversations:
-            self._enter(conversation)
+        """Play to the end.
+
+        Raises:
+            ValueError: The trace is closed and there are no clients.
+        """
+        self._left = iter(self.trace.conversations)
+        if self.trace.closed:
+            if self.clients < 1:
+                raise ValueError(f"{self.trace.name} has no arrival times: say how many clients work it off")
+            for _ in range(self.clients):
+                self._next()
+        else:
+            for conversation in self._left:
+                self._enter(conversation, conversation.start / self.rate)
         self.agenda.run()
         return self.outcomes
 
-    def _enter(self, conversation: Conversation) -> None:
-        self.agenda.at(
-            conversation.start / self.rate, lambda: self._turn(conversation, 0, ContentChain(self.block_size))
-        )
+    def _next(self) -> None:
+        if (conversation := next(self._left, None)) is not None:
+            self._enter(conversation, self.agenda.now)
+
+    def _enter(self, conversation: Conversation, when: float) -> None:
+        self.agenda.at(when, lambda: self._turn(conversation, 0, ContentChain(self.block_size)))
 
     def _turn(self, conversation: Conversation, index: int, chain: ContentChain) -> None:
         turn = conversation.turns[index]
@@ -130,12 +146,14 @@ class Player:
             if index + 1 < len(conversation.turns):
                 gap_s = conversation.turns[index + 1].gap_s
                 self.agenda.at(self.agenda.now + gap_s, lambda: self._turn(conversation, index + 1, chain))
+            elif self.trace.closed:
+                self._next()
 
         self.serve(conversation, index, work, answered)
 
 
 def play_replicas(
-    trace: Trace, timing: Timing, *, replicas: int, rate: float, policy: str | Callable[[], Pick]
+    trace: Trace, timing: Timing, *, replicas: int, rate: float, policy: str | Callable[[], Pick], clients: int = 0
 ) -> list[Outcome]:
     """Play a trace over plain replicas.
 
@@ -145,6 +163,7 @@ def play_replicas(
         replicas: How many.
         rate: Conversations a second.
         policy: One of `POLICIES`, or what makes another.
+        clients: How many work off a closed trace, which has no rate.
     """
     agenda = Agenda()
     engines = [VirtualEngine(timing, agenda) for _ in range(replicas)]
@@ -163,4 +182,4 @@ def play_replicas(
 
         pick(conversation.id, work, engines).submit(work, done)
 
-    return Player(trace, rate, timing.block_size, agenda, serve).run()
+    return Player(trace, rate, timing.block_size, agenda, serve, clients).run()

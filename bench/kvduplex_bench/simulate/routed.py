@@ -165,7 +165,9 @@ def _ids(key: str, tokens: int) -> bytes:
     return np.random.default_rng(key64(key.encode())).integers(_VOCABULARY, size=tokens, dtype=np.uint32).tobytes()
 
 
-def play_routed(trace: Trace, timing: Timing, *, replicas: int, rate: float, policy: str) -> list[Outcome]:
+def play_routed(
+    trace: Trace, timing: Timing, *, replicas: int, rate: float, policy: str, clients: int = 0
+) -> list[Outcome]:
     """Play a trace over plain replicas behind the router's own decisions.
 
     Args:
@@ -174,7 +176,8 @@ def play_routed(trace: Trace, timing: Timing, *, replicas: int, rate: float, pol
         replicas: How many.
         rate: Conversations a second.
         policy: One of `OWN`.
+        clients: How many work off a closed trace, which has no rate.
     """
     agenda, config = Agenda(), RoutingConfig(policy=Policy(policy))
     fleet = RoutedFleet(timing, agenda, replicas=replicas, config=config)
-    return Player(trace, rate, timing.block_size, agenda, fleet.serve).run()
+    return Player(trace, rate, timing.block_size, agenda, fleet.serve, clients).run()

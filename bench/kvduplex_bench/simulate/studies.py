@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +13,7 @@ from kvduplex_bench.routing.load import bearable_rate
 from kvduplex_bench.sim.core.timing import Timing, load_timing
 from kvduplex_bench.simulate.bounds import all_knowing, play_unhindered
 from kvduplex_bench.simulate.clockwork import Agenda
-from kvduplex_bench.simulate.fleet import Outcome, Player, play_replicas
+from kvduplex_bench.simulate.fleet import Outcome, Pick, Player, play_replicas
 from kvduplex_bench.simulate.pd import Leasing, PdFleet, PdSettings
 from kvduplex_bench.simulate.peers import PEERS
 from kvduplex_bench.simulate.published import PUBLISHED, replay
@@ -33,6 +34,9 @@ _ENGINES: Final = 8
 _POLICY_WINDOW: Final = (40.0, 80.0)
 _SEEDS: Final = (1, 2)
 _CONVERSATIONS: Final = 6000
+_CLIENTS: Final = 16
+_UNIQUE_RATE: Final = 75.0
+"""More unique prompts a second than the engines can answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,11 @@ def _policies(size: float) -> Iterator[Row]:
 
     timing = load_timing("qwen3-32b-h200")
     begin_s, end_s = (each * size for each in _POLICY_WINDOW)
+    peers: dict[str, Callable[[], Pick]] = {"bound: all-knowing": all_knowing, **PEERS}
+    arms: dict[str, Callable[..., list[Outcome]]] = {
+        **{name: partial(play_replicas, policy=make) for name, make in peers.items()},
+        **{f"kvduplex {policy}": partial(play_routed, policy=policy) for policy in OWN},
+    }
     for name in ("agents", "rag", "mix"):
         traces = [GENERATORS[name](_CONVERSATIONS, seed) for seed in _SEEDS]
         full = bearable_rate(traces[0], timing, replicas=_ENGINES)
@@ -156,14 +165,13 @@ def _policies(size: float) -> Iterator[Row]:
             offered = [trace.starting_by(end_s, rate) for trace in traces]
             found = [play_unhindered(each, timing, rate=rate) for each in offered]
             yield _policy_row(name, load, "bound: nothing in the way", found, begin_s, end_s)
-            found = [play_replicas(each, timing, replicas=_ENGINES, rate=rate, policy=all_knowing) for each in offered]
-            yield _policy_row(name, load, "bound: all-knowing", found, begin_s, end_s)
-            for policy, make in PEERS.items():
-                found = [play_replicas(each, timing, replicas=_ENGINES, rate=rate, policy=make) for each in offered]
+            for policy, play in arms.items():
+                found = [play(each, timing, replicas=_ENGINES, rate=rate) for each in offered]
                 yield _policy_row(name, load, policy, found, begin_s, end_s)
-            for policy in OWN:
-                found = [play_routed(each, timing, replicas=_ENGINES, rate=rate, policy=policy) for each in offered]
-                yield _policy_row(name, load, f"kvduplex {policy}", found, begin_s, end_s)
+    unique = [GENERATORS["batch"](int(_UNIQUE_RATE * end_s) + 1, seed) for seed in _SEEDS]
+    for policy, play in arms.items():
+        found = [play(each, timing, replicas=_ENGINES, rate=1.0, clients=_CLIENTS * _ENGINES) for each in unique]
+        yield _policy_row("batch", 1.0, policy, found, begin_s, end_s)
 
 
 def _policy_row(
