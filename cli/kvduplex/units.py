@@ -13,7 +13,7 @@ from kvduplex_router.errors import ConfigError
 from kvduplex_router.flags import config_from_argv
 from kvduplex_transfer.interface import EnginePlan, Role
 
-__all__ = ["check_router", "engine_unit", "router_argv", "router_unit"]
+__all__ = ["check_router", "engine_unit", "router_argv", "router_entry", "router_unit"]
 
 _ROUTER = ("-m", "kvduplex_router")
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -112,15 +112,19 @@ def router_argv(plans: Sequence[EnginePlan], *, host: str, port: int) -> list[st
     """Flags that tell the router its address and its engines."""
     argv = ["--listen", _authority(host, port)]
     for plan in plans:
-        argv += ["--prefill" if plan.role is Role.PREFILL else "--decode", plan.url + _lease_fragment(plan)]
+        argv += ["--prefill" if plan.role is Role.PREFILL else "--decode", router_entry(plan)]
     kept = [plan.kv_blocks_ttl_s for plan in plans if plan.role is Role.DECODE and plan.kv_blocks_ttl_s is not None]
     if kept:
         argv += ["--decoder-kv-blocks-ttl", str(min(kept))]
     return argv
 
 
-def _lease_fragment(plan: EnginePlan) -> str:
-    return f"#lease={plan.lease_endpoint.removeprefix('tcp://')}" if plan.lease_endpoint else ""
+def router_entry(plan: EnginePlan) -> str:
+    """An engine as a router is told of it: its URL, its lease endpoint, and its ranks where there are several."""
+    parts = [f"lease={plan.lease_endpoint.removeprefix('tcp://')}"] if plan.lease_endpoint else []
+    if plan.ranks > 1:
+        parts.append(f"dp_size={plan.ranks}")
+    return f"{plan.url}#{'&'.join(parts)}" if parts else plan.url
 
 
 def _authority(host: str, port: int) -> str:

@@ -190,6 +190,7 @@ class EnginePlan:
         lease_endpoint: ``tcp://HOST:PORT`` of its lease server; None when it has none.
         kv_blocks_ttl_s: Longest time in seconds it keeps a finished request's blocks for the next turn; None when it
             keeps none. A router must not use them later.
+        ranks: Data-parallel ranks behind `url`, each with a lease server on the next port.
     """
 
     name: str
@@ -200,6 +201,7 @@ class EnginePlan:
     ports: Mapping[str, int]
     lease_endpoint: str | None = None
     kv_blocks_ttl_s: int | None = None
+    ranks: int = 1
 
 
 class RecipeLike(Protocol):

@@ -24,6 +24,7 @@ from kvduplex.node.service import Pace, Service
 from kvduplex.node.succession import Running, Succession
 from kvduplex.supervise.logs import tail
 from kvduplex.supervise.unit import Unit, UnitKind
+from kvduplex.units import router_entry
 from kvduplex_transfer.interface import Role
 
 __all__ = ["engine_urls", "router_environment", "run_router"]
@@ -54,9 +55,7 @@ def router_environment(machine: Machine) -> Mapping[str, str]:
 def engine_urls(config: NodeConfig, *, interpreter: str) -> Engines:
     """The engines of a machine that runs everything itself, as the router takes them."""
     plans = {r: engine_plan_of(config, r, address=LOOPBACK, interpreter=interpreter) for r in config.engine_roles}
-    decode = plans[Role.DECODE]
-    lease = f"#lease={decode.lease_endpoint.removeprefix('tcp://')}" if decode.lease_endpoint else ""
-    return Engines((plans[Role.PREFILL].url,), (f"{decode.url}{lease}",))
+    return Engines((router_entry(plans[Role.PREFILL]),), (router_entry(plans[Role.DECODE]),))
 
 
 def _write_client_keys(machine: Machine) -> Path | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvduplex.units import router_entry
 from kvduplex_gpu.backend import GpuBackend
 from kvduplex_neuron.backend import NeuronBackend, neuron_recipes
 from kvduplex_transfer.engine_options import ConnectorKind
@@ -98,6 +99,9 @@ def test_leased_decode_engines_publish_where_claims_go() -> None:
     plan = NeuronBackend(interpreter="python").engine_plan(leased, Role.DECODE)
     assert plan.lease_endpoint == "tcp://10.0.0.1:5900"
     assert (plan.ports["lease"], plan.ports["lease_1"], plan.ports["side_channel_1"]) == (5900, 5901, 5701)
+    assert router_entry(plan) == "http://10.0.0.1:8200#lease=10.0.0.1:5900&dp_size=2", "one for each rank"
+    prefill = NeuronBackend(interpreter="python").engine_plan(leased, Role.PREFILL)
+    assert router_entry(prefill) == "http://10.0.0.1:8100#dp_size=2"
 
 
 def test_engines_of_one_host_take_consecutive_cores_and_gpus() -> None:

@@ -179,7 +179,8 @@ def accelerator_plan(
     name = f"engine-{index}" if engine.connector is ConnectorKind.NONE else f"{role}-{index}"
     variables = transfers | _common_environment(options) | dict(environment) | dict(options.environment)
     plan = engine_plan(engine, name=name, environment=variables, interpreter=interpreter)
-    return replace(plan, ports=_all_ports(plan.ports, options.data_parallel_size, where))
+    ranks = options.data_parallel_size
+    return replace(plan, ports=_all_ports(plan.ports, ranks, where), ranks=ranks)
 
 
 def _middleware(options: AcceleratorOptions, role: Role) -> tuple[str, ...]:
