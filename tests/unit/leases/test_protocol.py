@@ -275,6 +275,29 @@ def test_a_peer_that_never_reads_gets_no_grant_it_could_hold(
     assert server.dropped()["unsent"] + table.counts().refused["busy"] > 0
 
 
+def test_a_peer_that_returns_before_its_old_connection_ends_is_answered(server: LeaseServer) -> None:
+    """After a pause of the engine or the network the new connection may come first; both bear the peer's name."""
+    name = b"r" + bytes(15)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    peers = []
+    try:
+        for number in range(3):
+            dealer = context.socket(zmq.DEALER)
+            dealer.rcvtimeo = dealer.sndtimeo = 5_000
+            dealer.linger = 0
+            dealer.routing_id = name
+            dealer.connect(server.endpoint)
+            peers.append(dealer)
+            dealer.send(messages.encode(messages.Hello(number)))
+            reply = messages.decode_reply(dealer.recv())
+            assert isinstance(reply, messages.Identity)
+            assert reply.nonce == number
+    finally:
+        for dealer in peers:
+            dealer.close()
+        context.term()
+
+
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
     for name in ("server", "client", "stranger"):

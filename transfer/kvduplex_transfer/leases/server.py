@@ -226,6 +226,8 @@ def _bound_memory(socket: zmq.Socket[bytes]) -> None:
     socket.rcvhwm = _QUEUED_REQUESTS
     socket.sndhwm = _QUEUED_REPLIES
     socket.router_mandatory = True
+    # A peer that returns before its old connection was seen to end takes its name over; else it is never heard again.
+    socket.router_handover = True
     socket.heartbeat_ivl = 2000
     socket.heartbeat_timeout = 6000
     socket.heartbeat_ttl = 6000
