@@ -46,8 +46,9 @@ class PromptUsage(msgspec.Struct, frozen=True):
         read = _count(usage.get("cache_read_input_tokens"))
         total = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
         generated = _count(usage.get("completion_tokens", usage.get("output_tokens")))
-        if read is not None:  # Anthropic counts what was read from the cache apart from the input
-            return cls(None if total is None else total + read, read, generated)
+        if read is not None:  # Anthropic counts what was read from the cache, and written to it, apart from the input
+            written = _count(usage.get("cache_creation_input_tokens")) or 0
+            return cls(None if total is None else total + read + written, read, generated)
         cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
         return cls(total, cached if cached is None or total is None else min(cached, total), generated)
 

@@ -22,7 +22,9 @@ def response(engine: Any, text: str, params: Any) -> dict[str, Any]:
 
 def message(engine: Any, text: str, params: Any) -> dict[str, Any]:
     cached = engine.cached_tokens or 0
-    usage = {"input_tokens": 10 - cached, "cache_read_input_tokens": cached, "output_tokens": 2}
+    written = 5 if cached < 5 else 0  # of vLLM's ten prompt tokens, apart from the input like those read
+    usage = {"input_tokens": 10 - cached - written, "cache_read_input_tokens": cached,
+             "cache_creation_input_tokens": written, "output_tokens": 2}  # fmt: skip
     made = {"id": "msg_1", "type": "message", "role": "assistant", "content": [{"type": "text", "text": text}],
             "stop_reason": "end_turn", "usage": usage}  # fmt: skip
     return made if params is None else {**made, "kv_transfer_params": params}
@@ -106,6 +108,9 @@ async def test_a_message_goes_through_both_engines(both: Any, stream: bool) -> N
     assert b'"input_tokens":7' in squeezed
     assert cluster.p.bodies[0]["max_tokens"] == 1
     assert cluster.d.bodies[0]["max_tokens"] == 20
+    counted = [cluster.metric(f"{name}_tokens_total", **{"class": "default"}) for name in ("prompt", "cached")]
+    assert counted == [10, 3]
+    assert cluster.metric("prompt_mismatches_total") == 0
 
 
 async def test_errors_of_the_messages_api_are_spelt_its_way(both: Any) -> None:
