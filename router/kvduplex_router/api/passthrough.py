@@ -14,6 +14,7 @@ from kvduplex_router.errors import (
     BadRequestError,
     BodyTooLargeError,
     GatewayTimeoutError,
+    NotFoundError,
     RequestTimeoutError,
     RouterError,
     UnavailableError,
@@ -39,6 +40,7 @@ _ROOTS: Final = ("/v1/", "/v2/")
 _PATHS: Final = frozenset({"/tokenize", "/detokenize", "/score", "/rerank", "/pooling", "/classify"})
 _REFUSED: Final = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _METHODS: Final = frozenset({"GET", "POST", "DELETE"})
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _KEPT: Final = (b"content-type", b"content-length", b"retry-after")
 _SENT: Final = (b"content-type", b"accept")
 
@@ -112,6 +114,8 @@ class Passthrough:
     async def _exchange(self, engine: Engine, scope: Scope, raw: bytes, client: Client) -> None:
         response = await engine.pool.send(self._request(engine, scope, raw, client))
         try:
+            if response.status in _REDIRECTS:  # to the engine's own address, which clients are not told
+                raise NotFoundError("there is no such path here; engines may know it without the slash at its end")
             headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in response.headers.items() if n in _KEPT}
             content_type = headers.pop("content-type", "application/octet-stream")
             await client.reply.start(response.status, content_type, headers)

@@ -450,6 +450,19 @@ async def test_other_requests_are_passed_on_as_they_are(make_cluster: Any) -> No
     assert cluster.idle()
 
 
+async def test_an_engines_redirect_is_no_answer(make_cluster: Any) -> None:
+    cluster = await make_cluster()
+
+    async def answer(request: Any) -> None:
+        await request.reply(b"", 307, f"location: http://127.0.0.1:{cluster.d.port}{CHAT}\r\n")
+
+    cluster.d.handler = answer
+    got = await cluster.client(f"{CHAT}/", {"model": "m"})
+    assert (got.status, got.json["error"]["type"]) == (404, "not_found_error")
+    assert str(cluster.d.port) not in got.body.decode()
+    assert cluster.idle()
+
+
 async def test_unknown_paths_and_methods_get_openai_errors(make_cluster: Any) -> None:
     cluster = await make_cluster()
     for path, method, status in (("/nothing", "GET", 404), (CHAT, "GET", 405), ("/health", "POST", 405)):
