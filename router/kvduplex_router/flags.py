@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engines-file", metavar="FILE", help="engines listed in a file that may change")
     parser.add_argument(
         "--engines-dns", action="append", default=[], metavar="NAME:PORT=ROLE",
-        help="an engine at every address of a name; repeatable",
+        help="an engine at every address of a name, with NAME:srv=ROLE at every SRV record; repeatable",
     )  # fmt: skip
     parser.add_argument(
         "--engines-ec2", action="append", default=[], metavar="tag:KEY=VALUE[,asg:NAME][,role=ROLE]",

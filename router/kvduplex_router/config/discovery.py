@@ -62,22 +62,27 @@ class FoundEngines(Section):
 
 
 class DnsSource(FoundEngines):
-    """A name whose every address is a server of engines.
+    """A name whose every address, or every SRV record, is a server of engines.
 
     Attributes:
         name: Host name, e.g. of a headless service.
-        port: HTTP port of the engines.
+        port: HTTP port of the engines at the name's addresses.
+        srv: Take hosts and HTTP ports from SRV records instead.
         role: What they do.
         lease_port: Port of decode engines' lease endpoint; none when not given.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,253}$")
-    port: Port
+    port: Port | None = None
+    srv: bool = False
     role: EngineGroup
     lease_port: Port | None = None
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
+        if self.srv == (self.port is not None):
+            what = f"port {self.port} and srv are both given" if self.srv else "neither port nor srv is given"
+            raise ValueError(f"{what}; give port, or srv: true for hosts and ports of the name's SRV records")
         self._check(lease_port=self.lease_port)
         return self
 
@@ -112,14 +117,14 @@ class Ec2Source(FoundEngines):
 
 
 def _dns_entry(value: object) -> object:
-    """Accept ``NAME:PORT=ROLE`` where a mapping is expected."""
+    """Accept ``NAME:PORT=ROLE`` and ``NAME:srv=ROLE`` where a mapping is expected."""
     if not isinstance(value, str):
         return value
     address, _, role = value.rpartition("=")
     name, _, port = address.rpartition(":")
-    if not name or not port.isdigit():
-        raise ValueError(f"'{value}' is not NAME:PORT=ROLE, e.g. decode.engines.internal:8200=decode")
-    return {"name": name, "port": int(port), "role": role}
+    if not name or not (port.isdecimal() or port == "srv"):
+        raise ValueError(f"'{value}' is not NAME:PORT=ROLE, e.g. decode.engines.internal:8200=decode, or NAME:srv=ROLE")
+    return {"name": name, "role": role, **({"srv": True} if port == "srv" else {"port": int(port)})}
 
 
 def _ec2_entry(value: object) -> object:

@@ -9,6 +9,7 @@ from kvduplex_router.fleet.discovery.dns import DnsNames
 from kvduplex_router.fleet.discovery.ec2 import Ec2Instances
 from kvduplex_router.fleet.discovery.file import FileSource
 from kvduplex_router.fleet.discovery.source import Source
+from kvduplex_router.fleet.discovery.srv import SrvNames
 
 __all__ = ["build_sources"]
 
@@ -21,6 +22,7 @@ def build_sources(config: DiscoveryConfig) -> Sequence[Source]:
     """
     patience = config.missing_after
     files = [] if config.file is None else [FileSource(config.file, interval_s=config.file_interval_s)]
-    names = [DnsNames(each, interval_s=config.dns_interval_s, missing_after=patience) for each in config.dns]
+    kinds = [(SrvNames if each.srv else DnsNames, each) for each in config.dns]
+    names = [kind(each, interval_s=config.dns_interval_s, missing_after=patience) for kind, each in kinds]
     machines = [Ec2Instances(each, interval_s=config.ec2_interval_s, missing_after=patience) for each in config.ec2]
     return [*files, *names, *machines]

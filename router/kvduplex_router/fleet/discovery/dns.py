@@ -42,6 +42,7 @@ class DnsNames:
             raise DiscoveryError(f"{self._config.name} does not resolve: {error.strerror or error}") from None
         config, role = self._config, EngineRole(self._config.role.value)
         hosts = (f"[{address}]" if ":" in address else address for address in addresses)
+        assert config.port is not None  # noqa: S101 - what tells this source from SRV records
         found = (config.at(host, config.port, lease_port=config.lease_port) for host in hosts)
         return [Member.of(role, entry) for entries in found for entry in entries]
 
