@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -72,12 +73,19 @@ class NameServer(asyncio.DatagramProtocol):
 
 @pytest.fixture
 async def server() -> AsyncIterator[NameServer]:
-    transport, made = await asyncio.get_running_loop().create_datagram_endpoint(NameServer, local_addr=("127.0.0.1", 0))
-    tcp = await asyncio.start_server(made.stream, "127.0.0.1", made.port)
-    yield made
-    tcp.close()
-    await tcp.wait_closed()
-    transport.close()
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(50):
+            transport, made = await asyncio.get_running_loop().create_datagram_endpoint(
+                NameServer, local_addr=("127.0.0.1", 0)
+            )
+            stack.callback(transport.close)
+            with contextlib.suppress(OSError):  # the port of the same number may be somebody's
+                tcp = await asyncio.start_server(made.stream, "127.0.0.1", made.port)
+                await stack.enter_async_context(tcp)
+                break
+        else:
+            raise AssertionError("no port is free for UDP and TCP")
+        yield made
 
 
 ZONE = {"a.internal": ["fd00::1", "10.0.0.9", "10.0.0.1"], "b.internal": ["10.0.0.2"], "c.internal": ["::1"]}
