@@ -27,8 +27,8 @@ from kvduplex_bench.errors import BenchError
 from kvduplex_bench.processes import serving
 from kvduplex_bench.routing.arms import Arm, Started
 from kvduplex_bench.routing.client import ask
-from kvduplex_bench.routing.play import Played
-from kvduplex_bench.routing.ports import run_of_ports
+from kvduplex_bench.routing.play import ANSWER_WITHIN_S, Played
+from kvduplex_bench.routing.ports import SIM_PORTS, run_of_ports
 from kvduplex_bench.routing.processes import SimProcess
 from kvduplex_bench.routing.run import Comparison
 from kvduplex_bench.sim.core.timing import load_timing
@@ -36,7 +36,9 @@ from kvduplex_bench.sim.core.timing import load_timing
 __all__ = ["ChurnResult", "Deed", "churn", "judge"]
 
 _NOTICED_S: Final = 4.0
-_GRACE_S: Final = 60.0
+_GRACE_S: Final = ANSWER_WITHIN_S  # as a rollout's grace period should: no answer that a client waits for is cut off
+_MARGIN_S: Final = 10.0
+_KILL_SHOWS_S: Final = 2.0
 _LEAST: Final = 2
 
 
@@ -48,11 +50,13 @@ class Deed:
         at_s: When, from the start.
         what: ``add``, ``remove``, ``restart`` or ``kill``.
         engine: Its URL.
+        took_s: Until the engine had ended; 0 of one that was added.
     """
 
     at_s: float
     what: str
     engine: str
+    took_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -129,6 +133,7 @@ class _Fleet:
         self._chance = random.Random(1)
         self._round = itertools.cycle((self._add, self._restart, self._remove, self._kill))
         self._engines: list[SimProcess] = []
+        self._started: list[SimProcess] = []
         self.elapsed_s: Callable[[], float] = lambda: 0.0
         self.file = folder / "engines.yaml"
         self.deeds: list[Deed] = []
@@ -142,8 +147,8 @@ class _Fleet:
 
     def end(self) -> None:
         """End all."""
-        for engine in self._engines:
-            engine.stop(signal.SIGKILL, 10.0)
+        for engine in self._started:
+            engine.stop(signal.SIGKILL, _MARGIN_S)
 
     async def next_deed(self) -> None:
         """The next of a round that touches every kind."""
@@ -153,47 +158,42 @@ class _Fleet:
         engine = self._new()
         await asyncio.to_thread(engine.wait_until_ready)
         self._engines.append(engine)
-        self._note("add", engine)
+        self.deeds.append(Deed(self.elapsed_s(), "add", engine.url))
         self._list()
 
     async def _remove(self) -> None:
         if len(self._engines) <= _LEAST:
             return
         engine = self._engines.pop(self._chance.randrange(len(self._engines)))
-        self._note("remove", engine)
         self._list()
         await asyncio.sleep(_NOTICED_S)  # the router looks at the file once a second
-        await asyncio.to_thread(engine.stop, signal.SIGTERM, _GRACE_S)
+        await self._end("remove", engine, signal.SIGTERM)
 
     async def _restart(self) -> None:
         """An operator's restart: the engine finishes what it answers, and comes back at the same address."""
+        await self._again("restart", signal.SIGTERM)
+
+    async def _kill(self) -> None:
+        await self._again("kill", signal.SIGKILL)
+
+    async def _again(self, what: str, how: signal.Signals) -> None:
         engine = self._chance.choice(self._engines)
-        self._note("restart", engine)
-        await asyncio.to_thread(engine.stop, signal.SIGTERM, _GRACE_S)
+        await self._end(what, engine, how)
         engine.start()
         await asyncio.to_thread(engine.wait_until_ready)
 
-    async def _kill(self) -> None:
-        engine = self._chance.choice(self._engines)
-        self._note("kill", engine)
-        await asyncio.to_thread(engine.stop, signal.SIGKILL, 10.0)
-        engine.start()
-        await asyncio.to_thread(engine.wait_until_ready)
+    async def _end(self, what: str, engine: SimProcess, how: signal.Signals) -> None:
+        at_s = self.elapsed_s()
+        await asyncio.to_thread(engine.stop, how, _GRACE_S + _MARGIN_S)
+        self.deeds.append(Deed(at_s, what, engine.url, self.elapsed_s() - at_s))
 
     def _new(self) -> SimProcess:
         comparison = self._comparison
-        engine = SimProcess(
-            [
-                "--replicas", "1", *comparison.sim_arguments(),
-                "--grace", str(_GRACE_S),
-            ],
-            run_of_ports(4),
-        )  # fmt: skip
+        arguments = ["--replicas", "1", *comparison.sim_arguments(), "--grace", str(_GRACE_S)]
+        engine = SimProcess(arguments, run_of_ports(SIM_PORTS))
+        self._started.append(engine)
         engine.start()
         return engine
-
-    def _note(self, what: str, engine: SimProcess) -> None:
-        self.deeds.append(Deed(self.elapsed_s(), what, engine.url))
 
     def _list(self) -> None:
         fresh = self.file.with_suffix(".new")
@@ -215,7 +215,7 @@ def judge(arm: Arm, played: list[Played], deeds: list[Deed], time_scale: float) 
         if not each.error:
             continue
         ended = each.ended * time_scale
-        if each.ttft_s and any(0 <= ended - at <= _LEAST for at in kills):
+        if each.ttft_s and any(0 <= ended - at <= _KILL_SHOWS_S for at in kills):
             result.broken_by_kill += 1
         else:
             result.failed[each.error] = result.failed.get(each.error, 0) + 1

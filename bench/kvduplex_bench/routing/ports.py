@@ -8,7 +8,10 @@ from typing import Final
 
 from kvduplex_bench.errors import BenchError
 
-__all__ = ["run_of_ports"]
+__all__ = ["SIM_PORTS", "run_of_ports"]
+
+SIM_PORTS: Final = 4
+"""Ports of a simulated engine."""
 
 _TRIES: Final = 200
 _LOWEST, _HIGHEST = 10_000, 32_000

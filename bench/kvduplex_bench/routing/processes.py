@@ -63,10 +63,12 @@ class Child:
     def stop(self, how: signal.Signals, within_s: float) -> int:
         """Send a signal and wait for its end; kill it when that takes longer than `within_s`.
 
+        One thread may kill it while another still waits for it to end by itself.
+
         Returns:
             Its exit status, or the negative number of the signal that ended it; 0 when it was not running.
         """
-        process, self._process = self._process, None
+        process = self._process
         if process is None:
             return 0
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -78,6 +80,7 @@ class Child:
             status = process.wait()
         if process.stdout is not None:
             process.stdout.close()
+        self._process = None
         return int(status or 0)
 
     @property

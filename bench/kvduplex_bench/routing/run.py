@@ -20,7 +20,7 @@ from kvduplex_bench.routing.client import Ask, ask
 from kvduplex_bench.routing.fleet import engine_sums, sim_running
 from kvduplex_bench.routing.load import bearable_rate
 from kvduplex_bench.routing.play import Playback, Played
-from kvduplex_bench.routing.ports import run_of_ports
+from kvduplex_bench.routing.ports import SIM_PORTS, run_of_ports
 from kvduplex_bench.routing.stats import EngineSums, Summary, summarise
 from kvduplex_bench.sim.core.timing import Timing, load_timing
 from kvduplex_bench.sim.http.tokens import Tokens
@@ -30,7 +30,6 @@ from kvduplex_bench.traces.text import Writer
 __all__ = ["Comparison", "Fleet", "Result", "compare"]
 
 _CLIENTS_PER_ENGINE: Final = 16
-_SIM_PORTS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ class Comparison:
 
     def fleet_arguments(self) -> list[str]:
         """The same for the whole fleet in one process, at ports that are free now."""
-        port = run_of_ports(self.fleet.size * _SIM_PORTS)
+        port = run_of_ports(self.fleet.size * SIM_PORTS)
         return [*self.fleet.arguments(), "--port", str(port), *self.sim_arguments()]
 
     def writer(self) -> Writer:

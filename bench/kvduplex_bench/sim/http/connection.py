@@ -130,7 +130,7 @@ class Connection(asyncio.Protocol):
             self._next()
 
     def finish(self) -> None:
-        """Close when what is being answered has been."""
+        """Close when what is being answered has been; a request behind it is not begun, so it may be sent elsewhere."""
         self._closing = True
         if self._task is None:
             self._transport.close()
@@ -145,10 +145,10 @@ class Connection(asyncio.Protocol):
         return self._task
 
     def _next(self) -> None:
-        if self._waiting:
-            self._task = asyncio.get_running_loop().create_task(self._answer(self._waiting.popleft()))
-        elif self._closing:
+        if self._closing:
             self._transport.close()
+        elif self._waiting:
+            self._task = asyncio.get_running_loop().create_task(self._answer(self._waiting.popleft()))
 
     async def _answer(self, request: HttpRequest) -> None:
         responder = Responder(self._transport)

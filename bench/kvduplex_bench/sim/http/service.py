@@ -36,6 +36,7 @@ __all__ = ["SimEngine"]
 _log = logging.getLogger(__name__)
 _KINDS: Final = {"/v1/chat/completions": Kind.CHAT, "/v1/completions": Kind.COMPLETIONS}
 _VERSION: Final = "0.32.0"
+_FLUSH_S: Final = 0.005
 
 
 class SimEngine:
@@ -110,10 +111,14 @@ class SimEngine:
         """Take no new requests, finish what is being answered within `grace_s`, and end."""
         if self._server is not None:
             self._server.close()
-        for connection in list(self._connections):
-            connection.finish()
-        if answering := [task for connection in self._connections if (task := connection.answering) is not None]:
-            await asyncio.wait(answering, timeout=grace_s)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace_s
+        while self._connections and (left_s := deadline - loop.time()) > 0:
+            for connection in list(self._connections):
+                connection.finish()
+            answering = [task for connection in self._connections if (task := connection.answering) is not None]
+            # Without one, the ends of answers are on their way out.
+            await (asyncio.wait(answering, timeout=left_s) if answering else asyncio.sleep(min(_FLUSH_S, left_s)))
         await self.kill()
 
     async def kill(self) -> None:

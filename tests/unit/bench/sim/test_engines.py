@@ -243,6 +243,27 @@ async def test_a_graceful_end_finishes_answers(make_settings: MakeSettings) -> N
     assert (await asked)["usage"]["completion_tokens"] == 200
 
 
+async def test_a_graceful_end_begins_no_answer_that_it_would_break(make_settings: MakeSettings) -> None:
+    """A client that reuses its connection at once may send its request elsewhere while nothing of it was answered."""
+    settings = make_settings()
+    fleet = SimFleet([settings])
+    await fleet.__aenter__()
+    chat = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
+    long = asyncio.create_task(post(settings, messages=chat["messages"], max_tokens=1500))
+    reader, writer = await asyncio.open_connection("127.0.0.1", settings.address.port)
+    for tokens in (200, 3000):  # the second request waits behind the first
+        body = msgspec.json.encode({**chat, "max_tokens": tokens})
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await until(lambda: fleet.engines[0].core.scheduler.running == 2)
+    await fleet.close(grace_s=10)
+    async with asyncio.timeout(10):
+        received = await reader.read()
+    writer.close()
+    assert received.count(b"HTTP/1.1 200 OK") == 1
+    assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert (await long)["usage"]["completion_tokens"] == 1500
+
+
 async def test_a_taken_port_is_named(make_settings: MakeSettings) -> None:
     settings = make_settings()
     async with SimFleet([settings]):
