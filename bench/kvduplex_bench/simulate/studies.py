@@ -152,7 +152,7 @@ def _policies(size: float) -> Iterator[Row]:
 
     timing = load_timing("qwen3-32b-h200")
     begin_s, end_s = (each * size for each in _POLICY_WINDOW)
-    peers: dict[str, Callable[[], Pick]] = {"bound: all-knowing": all_knowing, **PEERS}
+    peers: dict[str, Callable[[], Pick]] = {"(all-knowing)": all_knowing, **PEERS}
     arms: dict[str, Callable[..., list[Outcome]]] = {
         **{name: partial(play_replicas, policy=make) for name, make in peers.items()},
         **{f"kvduplex {policy}": partial(play_routed, policy=policy) for policy in OWN},
@@ -164,7 +164,7 @@ def _policies(size: float) -> Iterator[Row]:
             rate = full * load
             offered = [trace.starting_by(end_s, rate) for trace in traces]
             found = [play_unhindered(each, timing, rate=rate) for each in offered]
-            yield _policy_row(name, load, "bound: nothing in the way", found, begin_s, end_s)
+            yield _policy_row(name, load, "(nothing in the way)", found, begin_s, end_s)
             for policy, play in arms.items():
                 found = [play(each, timing, replicas=_ENGINES, rate=rate) for each in offered]
                 yield _policy_row(name, load, policy, found, begin_s, end_s)
@@ -238,8 +238,8 @@ STUDIES: Final = {
         Study(
             "policies", "Which policy is best over eight replicas, at which load?",
             "generated traces, seeds 1 and 2 together; the router's own code decides, without sockets; peers are "
-            "approximations of their published algorithms, with exact knowledge of caches; bounds are what no router "
-            "reaches, see docs/simulation.md; turns of 40 s after 40 s",
+            "approximations of their published algorithms, with exact knowledge of caches; those in brackets are no "
+            "routers, see docs/simulation.md; turns of 40 s after 40 s",
             _policies,
         ),
         Study("machines", "Trn2 next to H200", f"{_GENERAL}; 4P4D; two rooflines, see the profiles", _machines),
