@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLUSTER_TAG",
+    "DP_SIZE_TAG",
     "HTTP_PORT_TAG",
     "LEASE_PORT_TAG",
     "REPLICA_ROLE",
@@ -32,6 +33,8 @@ ROLE_TAG = "kvduplex:role"
 HTTP_PORT_TAG = "kvduplex:http-port"
 LEASE_PORT_TAG = "kvduplex:lease-port"
 """``0`` when the engine serves no leases."""
+DP_SIZE_TAG = "kvduplex:dp-size"
+"""Data-parallel ranks behind the port, each of which is an engine to a router; absent for one."""
 REPLICA_ROLE = "replica"
 """Value of `ROLE_TAG` on engines that do whole turns."""
 STATE_TAG = "kvduplex:state"
@@ -72,7 +75,8 @@ def discover(discovery: Discovery, *, ec2: EC2Client) -> Engines:
         if STATE_TAG in tags:
             continue
         if role == REPLICA_ROLE:
-            replicas.append(f"http://{instance['PrivateIpAddress']}:{tags.get(HTTP_PORT_TAG, HTTP_PORTS[Role.DECODE])}")
+            url = f"http://{instance['PrivateIpAddress']}:{tags.get(HTTP_PORT_TAG, HTTP_PORTS[Role.DECODE])}"
+            replicas.append(_with_parts(url, tags))
         elif role in set(Role):
             found[Role(role)].append(_url(Role(role), instance["PrivateIpAddress"], tags))
     # Sorted, so that the same engines are the same configuration.
@@ -92,4 +96,10 @@ def _running(ec2: EC2Client, tags: Mapping[str, str]) -> Iterable[InstanceTypeDe
 def _url(role: Role, address: str, tags: Mapping[str, str]) -> str:
     url = f"http://{address}:{tags.get(HTTP_PORT_TAG, HTTP_PORTS[role])}"
     lease = tags.get(LEASE_PORT_TAG, str(LEASE_PORTS[role]))
-    return f"{url}#lease={address}:{lease}" if role is Role.DECODE and lease != "0" else url
+    return _with_parts(url, tags, *([f"lease={address}:{lease}"] if role is Role.DECODE and lease != "0" else []))
+
+
+def _with_parts(url: str, tags: Mapping[str, str], *parts: str) -> str:
+    ranks = tags.get(DP_SIZE_TAG)
+    every = (*parts, *(() if ranks is None else (f"dp_size={ranks}",)))
+    return f"{url}#{'&'.join(every)}" if every else url

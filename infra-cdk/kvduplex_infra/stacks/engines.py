@@ -10,7 +10,7 @@ from aws_cdk import aws_logs as logs
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from kvduplex.node.discovery import HTTP_PORT_TAG, LEASE_PORT_TAG, REPLICA_ROLE
+from kvduplex.node.discovery import DP_SIZE_TAG, HTTP_PORT_TAG, LEASE_PORT_TAG, REPLICA_ROLE
 from kvduplex_infra import agent
 from kvduplex_infra.cluster.capacity import OnDemand
 from kvduplex_infra.cluster.model import Cluster
@@ -62,7 +62,7 @@ class EnginesStack(ClusterStack):
     def _template(self, role: str, fleet: FleetFile) -> ec2.CfnLaunchTemplate:
         groups = self._network.groups
         node = engine_node(self.cluster, role, fleet, self.names)
-        ports = engine_plan(node, role).ports
+        plan = engine_plan(node, role)
         return launch_template(
             self,
             f"{role.capitalize()}Template",
@@ -77,8 +77,9 @@ class EnginesStack(ClusterStack):
             volume_mibps=fleet.volume_mibps,
             tags={
                 **self.names.tags(REPLICA_ROLE if self.cluster.replicas else role),
-                HTTP_PORT_TAG: str(ports["http"]),
-                LEASE_PORT_TAG: str(ports.get("lease", 0)),
+                HTTP_PORT_TAG: str(plan.ports["http"]),
+                LEASE_PORT_TAG: str(plan.ports.get("lease", 0)),
+                **({DP_SIZE_TAG: str(plan.ranks)} if plan.ranks > 1 else {}),
             },
             capacity=fleet.capacity,
             placement_group=self._placement(fleet),

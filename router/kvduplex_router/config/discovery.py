@@ -42,15 +42,17 @@ class FoundEngines(Section):
     kv_replay_port: Port | None = None
     dp_size: RankCount | None = None
 
-    def at(self, host: str, port: int | str, *, lease_port: int | str | None) -> tuple[EngineConfig, ...]:
-        """The engines of the server at an address, IPv6 in brackets.
+    def at(
+        self, host: str, port: int | str, *, lease_port: int | str | None, ranks: int | str | None = None
+    ) -> tuple[EngineConfig, ...]:
+        """The engines of the server at an address, IPv6 in brackets; `ranks` go before `dp_size`.
 
         Raises:
             ValidationError: A port or the number of ranks is none.
         """
         ports = {"lease": lease_port, "kv_events": self.kv_events_port, "kv_replay": self.kv_replay_port}
         endpoints = {name: f"{host}:{number}" for name, number in ports.items() if number is not None}
-        given = {"url": f"{self.scheme}://{host}:{port}", "dp_size": self.dp_size, **endpoints}
+        given = {"url": f"{self.scheme}://{host}:{port}", "dp_size": ranks or self.dp_size, **endpoints}
         return ranks_of(EngineConfig.model_validate(given))
 
     def _check(self, *, lease_port: int | None) -> None:
@@ -97,6 +99,7 @@ class Ec2Source(FoundEngines):
         region: AWS region; the environment's when not given.
         http_port: Of the engines; tag ``kvduplex:http-port`` overrides it. By role 8100, 8200, 8000.
         lease_port: Of decode engines; tag ``kvduplex:lease-port`` overrides it, ``0`` is none. 5900 when not given.
+        dp_size: See `FoundEngines`; tag ``kvduplex:dp-size`` overrides it.
     """
 
     tags: dict[str, str] = Field(default_factory=dict)

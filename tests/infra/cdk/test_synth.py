@@ -225,6 +225,13 @@ def test_decode_engines_tell_where_they_serve(assembly: Templates, changes: dict
     assert tags_of(templates, "prefill")["kvduplex:http-port"] == "8100"
 
 
+def test_servers_with_data_parallel_ranks_tell_how_many(assembly: Templates) -> None:
+    decode = {"instance_type": "trn2.48xlarge", "count": 1, "options": {"data_parallel_size": 2}}
+    templates = assembly("trn2", decode=decode)
+    assert tags_of(templates, "decode")["kvduplex:dp-size"] == "2"
+    assert "kvduplex:dp-size" not in tags_of(templates, "prefill")
+
+
 def test_the_default_door_is_internal_and_streams(assembly: Templates) -> None:
     door = one(assembly("trn2"), "AWS::ElasticLoadBalancingV2::LoadBalancer")
     attributes = {a["Key"]: a["Value"] for a in door["LoadBalancerAttributes"]}

@@ -211,11 +211,16 @@ def test_engines_are_found_by_their_tags(aws: Any) -> None:
     prefill = run_engine(ec2, "prefill")
     leased = run_engine(ec2, "decode", http_port="9000", lease_port="9001")
     stock = run_engine(ec2, "decode", lease_port="0")
+    ranks = run_engine(ec2, "decode", lease_port="9001", dp_size="4")
     run_engine(ec2, "decode", state="draining")
     run_engine(ec2, "router")
     found = discover(Discovery(ec2_tags={"kvduplex:cluster": "demo"}), ec2=ec2)
     assert found.prefill == (f"http://{prefill}:8100",)
-    assert set(found.decode) == {f"http://{leased}:9000#lease={leased}:9001", f"http://{stock}:8200"}
+    assert set(found.decode) == {
+        f"http://{leased}:9000#lease={leased}:9001",
+        f"http://{stock}:8200",
+        f"http://{ranks}:8200#lease={ranks}:9001&dp_size=4",
+    }
     assert discover(Discovery(ec2_tags={"kvduplex:cluster": "other"}), ec2=ec2).serve_a_turn is False
 
 

@@ -24,6 +24,7 @@ __all__ = ["Ec2Instances"]
 ROLE_TAG: Final = "kvduplex:role"
 HTTP_PORT_TAG: Final = "kvduplex:http-port"
 LEASE_PORT_TAG: Final = "kvduplex:lease-port"
+DP_SIZE_TAG: Final = "kvduplex:dp-size"
 STATE_TAG: Final = "kvduplex:state"
 """``draining`` on an instance whose engine is about to end."""
 
@@ -117,7 +118,7 @@ class Ec2Instances:
         port = tags.get(HTTP_PORT_TAG, config.http_port or _HTTP_PORTS[role])
         lease = tags.get(LEASE_PORT_TAG, str(_LEASE_PORT if config.lease_port is None else config.lease_port))
         leased = role is EngineRole.DECODE and lease != "0"
-        return config.at(address, port, lease_port=lease if leased else None)
+        return config.at(address, port, lease_port=lease if leased else None, ranks=tags.get(DP_SIZE_TAG))
 
 
 def _listed(pages: Iterable[Any]) -> Iterable[InstanceTypeDef]:

@@ -74,6 +74,19 @@ async def test_roles_and_ports_come_from_tags(aws: Any) -> None:
     }
 
 
+async def test_servers_with_ranks_say_so_by_a_tag_or_the_configuration_does(aws: Any) -> None:
+    _, tagged = launch(aws, team="moe", kvduplex__role="decode", kvduplex__dp_size="2")
+    _, plain = launch(aws, team="moe", kvduplex__role="decode")
+    assert await found(tags={"team": "moe"}, dp_size=1) == sorted([
+        ("decode", f"http://{tagged}:8200", f"{tagged}:5900", False),
+        ("decode", f"http://{tagged}:8200", f"{tagged}:5901", False),
+        ("decode", f"http://{plain}:8200", f"{plain}:5900", False),
+    ])  # fmt: skip
+    bad, _ = launch(aws, team="bad", kvduplex__role="decode", kvduplex__dp_size="many")
+    with pytest.raises(DiscoveryError, match=f"instance {bad}: .*valid integer"):
+        await found(tags={"team": "bad"})
+
+
 async def test_the_configuration_may_say_what_tags_do_not(aws: Any) -> None:
     _, address = launch(aws, team="blue")
     assert await found(tags={"team": "blue"}) == []
