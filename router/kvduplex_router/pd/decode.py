@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -70,6 +71,7 @@ class AnswerHop:
         usage: PromptUsage | None,
         collect: bool,
         on_first: Callable[[], None] = lambda: None,
+        on_left: Callable[[Answered], None] = lambda _: None,
     ) -> Answered:
         """Pass the engine's answer on to `sink`.
 
@@ -82,6 +84,7 @@ class AnswerHop:
             usage: What the prefill hop counted; None when this engine computes the prompt itself.
             collect: Work out what was generated.
             on_first: Called when the answer begins.
+            on_left: Called when the client leaves with a complete stream, as openai-python does at ``[DONE]``.
 
         Raises:
             HopFailedError: The engine failed before the client was sent anything.
@@ -94,7 +97,7 @@ class AnswerHop:
             began = self._clock()
             hop = await open_hop(engine, message, self._clock, resend=usage is None)
             self._metrics.hop_seconds.observe(self._clock() - began, name)
-            return await self._pass(request, hop, sink, headers, usage, on_first, collect=collect)
+            return await self._pass(request, hop, sink, headers, usage, on_first, on_left, collect=collect)
 
     async def _pass(
         self,
@@ -104,6 +107,7 @@ class AnswerHop:
         headers: Mapping[str, str],
         usage: PromptUsage | None,
         on_first: Callable[[], None],
+        on_left: Callable[[Answered], None],
         *,
         collect: bool,
     ) -> Answered:
@@ -111,7 +115,7 @@ class AnswerHop:
         try:
             if hop.response.content_type == _EVENT_STREAM:
                 buffer = FrameBuffer(self._frame_limit)
-                relay = _Relay(hop, sink, headers, buffer, request.kind.errors, on_first=on_first)
+                relay = _Relay(hop, sink, headers, buffer, request.kind.errors, on_first=on_first, on_left=on_left)
                 return await relay.run(StreamFilter(ends=request.kind.stream_ends, usage=usage, collector=collector))
             if request.stream:
                 raise hop.unusable(f"answered {hop.response.content_type or 'no content type'} instead of a stream")
@@ -155,8 +159,10 @@ class _Relay:
         errors: ErrorStyle,
         *,
         on_first: Callable[[], None],
+        on_left: Callable[[Answered], None],
     ) -> None:
         self._on_first = on_first
+        self._on_left = on_left
         self._hop = hop
         self._sink = sink
         self._headers = headers
@@ -171,12 +177,13 @@ class _Relay:
         except HopFailedError as error:
             if not stream.finished:
                 await self._broken(error)
+        except asyncio.CancelledError:
+            if stream.finished:
+                self._on_left(_answered(stream))
+            raise
         self._hop.succeed()
         await self._sink.end()
-        if stream.failed:
-            return Answered(None, None, failed=True)
-        answer = stream.answer() if stream.params is not None else None
-        return Answered(stream.params, answer, usage=stream.counted)
+        return _answered(stream)
 
     def _pass_now(self, stream: StreamFilter, data: bytes) -> bool:
         """Pass a part on without a task's turn, the usual case by far; what cannot be is left to `_copy`.
@@ -222,3 +229,11 @@ class _Relay:
         value = orjson.dumps(self._errors.body("upstream_error", message, None, _BAD_GATEWAY))
         await self._sink.end(self._errors.event(value))
         raise BrokenStreamError(str(error)) from error
+
+
+def _answered(stream: StreamFilter) -> Answered:
+    """What came of a stream that ended."""
+    if stream.failed:
+        return Answered(None, None, failed=True)
+    answer = stream.answer() if stream.params is not None else None
+    return Answered(stream.params, answer, usage=stream.counted)

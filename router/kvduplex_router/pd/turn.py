@@ -250,6 +250,7 @@ class TurnRunner:
         if prefilled is not None:
             self._metrics.handoff_seconds.observe(self._clock() - prefilled.at)
         self._routing.work(seat, request.facts, held=receipt.predicted if prefilled is None else None)
+        left: list[Answered] = []
         try:
             answered = await self._answer.run(
                 request,
@@ -260,10 +261,13 @@ class TurnRunner:
                 usage=None if prefilled is None else prefilled.usage,
                 on_first=seat.first,
                 collect=mode is Reuse.STOCK and request.kind.collects and continuation.key is not None,
+                on_left=left.append,
             )
         except asyncio.CancelledError:  # the client left: its conversation may go on from what was generated
             if lease is not None:
                 self._conversations.keep_lease(continuation, engine, lease)
+            elif left:
+                self._keep(continuation, engine, None, left[0], receipt)
             raise
         except BaseException:
             if lease is not None:

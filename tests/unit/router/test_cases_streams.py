@@ -184,6 +184,26 @@ async def _hang_in_stream(request: Any) -> None:
     request.gone.set()
 
 
+async def test_c1_a_client_that_leaves_at_the_end_mark_has_had_its_answer(make_cluster: Any, tools: Any) -> None:
+    """openai-python closes its connection at ``[DONE]``, before the stream's own end has come."""
+    cluster = await make_cluster()
+
+    async def answer(request: Any) -> None:
+        request.end_stream = request.wait_gone
+        await cluster.d.stream(request)
+
+    cluster.d.handler = answer
+    body = {**tools.chat_body(), "stream": True, "conversation_id": "c1"}
+    reader, writer = await cluster.client.send("/v1/chat/completions", body)
+    await reader.readuntil(b"[DONE]")
+    writer.close()
+    await tools.eventually(lambda: cluster.metric("turns_in_flight") == 0)
+    cluster.d.handler = cluster.d.answer
+    second = tools.chat_body("hi", "Hello there", "and then?")
+    answered = await cluster.client.chat(second, conversation_id="c1")
+    assert answered.headers["x-kvduplex-plan"] == "pull"
+
+
 @pytest.mark.parametrize("leave", ["fin", "reset"])
 @pytest.mark.parametrize("when", ["prefill", "decode_head", "mid_stream"])
 async def test_c1_a_client_that_leaves_ends_the_work_within_a_second(
