@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import random
-import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.events_rig import ENVIRONMENT, Router, events_engine, process, words
+from tests.e2e.leased_pair import tiny_model
 
-from kvduplex.folders import Folders
-from kvduplex.tinymodel import SIZES, ensure_model
 from kvduplex_bench.cluster import free_ports
 from kvduplex_bench.scrape import scrape
 
@@ -25,96 +20,26 @@ pytestmark = pytest.mark.engine
 
 BLOCK = 32
 BLOCKS = 160
-START_S = 240.0
 TOOL = {
     "type": "function",
     "function": {"name": "look_up", "parameters": {"type": "object", "properties": {"word": {"type": "string"}}}},
 }
 
 
-@contextlib.contextmanager
-def process(argv: list[str], environment: dict[str, str], log: Path, ready: str) -> Iterator[None]:
-    """A program, from when `ready` answers until the end of the block."""
-    with (
-        log.open("wb") as out,
-        subprocess.Popen(
-            argv, env={**os.environ, **environment}, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        ) as program,
-    ):
-        try:
-            deadline = time.monotonic() + START_S
-            while True:
-                assert program.poll() is None, log.read_text(errors="replace")[-4_000:]
-                assert time.monotonic() < deadline, log.read_text(errors="replace")[-4_000:]
-                with contextlib.suppress(OSError), urllib.request.urlopen(ready, timeout=5):
-                    break
-                time.sleep(0.25)
-            yield
-        finally:
-            program.terminate()
-            try:
-                program.wait(20)
-            except subprocess.TimeoutExpired:
-                program.kill()
-
-
-class Router:
-    """The router's address, and how much one exchange changed its counts."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def chat(self, messages: list[dict[str, Any]], **fields: Any) -> tuple[str, int, dict[str, float]]:
-        """A greedy turn: the answer, its cached tokens, and what the router had predicted."""
-        before = self.counts()
-        body = {"model": "tiny", "messages": messages, "max_tokens": 20, "temperature": 0, **fields}
-        request = urllib.request.Request(
-            f"{self.url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=120) as reply:
-            answer = json.loads(reply.read())
-        cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        time.sleep(0.3)  # for events of this turn; the next prediction rests on them
-        after = self.counts()
-        return answer["choices"][0]["message"]["content"] or "", cached, {k: after[k] - before[k] for k in after}
-
-    def counts(self) -> dict[str, float]:
-        reading = scrape(self.url)
-        names = ("predicted_tokens", "predicted_tokens_off", "prompts_miscounted")
-        return {name: reading.total(f"kvduplex_router_{name}_total") for name in names}
-
-
 @pytest.fixture(scope="module")
 def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
     """One real engine with few blocks, and a router that follows its events."""
     folder = tmp_path_factory.mktemp("events")
-    cache = Folders.from_environ(os.environ, home=Path.home(), uid=os.getuid()).cache
-    model = ensure_model(SIZES["tiny"], cache, report=lambda _: None)
+    model = tiny_model()
     http, events, replay, listen = free_ports(4)
-    settings = {
-        "enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{events}",
-        "replay_endpoint": f"tcp://*:{replay}",
-    }  # fmt: skip
-    engine = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name",
-        "tiny",
-        "--host", "127.0.0.1", "--port", str(http), "--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK),
-        "--max-model-len", "4096", "--num-gpu-blocks-override", str(BLOCKS), "--enable-prompt-tokens-details",
-        "--kv-events-config", json.dumps(settings), "--distributed-executor-backend",
-        "vllm.v1.executor.uniproc_executor.UniProcExecutor", "--no-enable-log-requests",
-        "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
-    ]  # fmt: skip
-    environment = {
-        "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "KMP_BLOCKTIME": "0", "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
-    }  # fmt: skip
+    engine = events_engine(model, http, events=events, replay=replay, block=BLOCK, blocks=BLOCKS)
     front = [
         sys.executable, "-m", "kvduplex_router", "--listen", f"127.0.0.1:{listen}", "--policy", "kv_events",
         "--tokenizer", str(model), "--engine",
         f"http://127.0.0.1:{http}#kv_events=127.0.0.1:{events}&kv_replay=127.0.0.1:{replay}",
     ]  # fmt: skip
     url = f"http://127.0.0.1:{listen}"
-    with process(engine, environment, folder / "engine.log", f"http://127.0.0.1:{http}/health"):
+    with process(engine, ENVIRONMENT, folder / "engine.log", f"http://127.0.0.1:{http}/health"):
         # Something is computed before the router listens, so that it has to be replayed.
         body = {"model": "tiny", "prompt": "earlier " * 200, "max_tokens": 1}
         early = urllib.request.Request(
@@ -128,11 +53,6 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
                 assert time.monotonic() < deadline, "the earlier events were not replayed"
                 time.sleep(0.1)
             yield made
-
-
-def words(seed: int, count: int) -> str:
-    rng = random.Random(seed)
-    return " ".join(rng.choice(["the", "of", "and", "to", "in", "a", "is", "that"]) for _ in range(count))
 
 
 def test_predictions_are_what_the_engine_reports(router: Router) -> None:
