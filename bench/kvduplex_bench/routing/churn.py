@@ -1,7 +1,8 @@
 """Engines that come, go, restart and die under load: what of it clients see.
 
-A request counts as failed when a direct engine would have served it: every failure but those whose stream had begun on
-an engine that was killed, for that stream would have broken without a router too.
+A request counts as failed when a direct engine would have served it: every failure but those of requests that were at
+an engine when it was killed, for they would have failed without a router too. Streams that had begun, and requests that
+still waited, are counted each apart: the latter another engine could have answered.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -68,6 +70,7 @@ class ChurnResult:
         played: Every turn.
         deeds: What was done.
         broken_by_kill: Streams that broke within two seconds after an engine was killed.
+        lost_by_kill: Requests that waited for an answer to begin at that time and got status 502.
         failed: Other failures, by kind.
         failures: The same, each with the seconds from the start at which it ended.
     """
@@ -76,6 +79,7 @@ class ChurnResult:
     played: list[Played]
     deeds: list[Deed]
     broken_by_kill: int = 0
+    lost_by_kill: int = 0
     failed: dict[str, int] = field(default_factory=dict)
     failures: list[tuple[float, str]] = field(default_factory=list)
 
@@ -215,7 +219,10 @@ def judge(arm: Arm, played: list[Played], deeds: list[Deed], time_scale: float) 
         if not each.error:
             continue
         ended = each.ended * time_scale
-        if each.ttft_s and any(0 <= ended - at <= _KILL_SHOWS_S for at in kills):
+        killed = any(0 <= ended - at <= _KILL_SHOWS_S for at in kills)
+        if killed and each.status == HTTPStatus.BAD_GATEWAY:
+            result.lost_by_kill += 1
+        elif killed and each.ttft_s:
             result.broken_by_kill += 1
         else:
             result.failed[each.error] = result.failed.get(each.error, 0) + 1

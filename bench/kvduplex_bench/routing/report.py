@@ -61,6 +61,7 @@ def churn_table(result: ChurnResult) -> Table:
             "answered": str(len(good)),
             "failed": _kinds(result.failed) or "0",
             "streams that broke with a killed engine": str(result.broken_by_kill),
+            "requests that waited there (502)": str(result.lost_by_kill),
             "TTFT mean, p95 (s)": f"{sum(good) / max(len(good), 1):.3f}, {percentile(good, 0.95):.3f}",
         },
     )
@@ -72,7 +73,8 @@ def churn_line(result: ChurnResult, comparison: Comparison, facts: Mapping[str, 
     value = {
         **facts, "bench": "churn", "arm": result.arm.name, "trace": comparison.trace.name, "load": comparison.load,
         "seconds": comparison.seconds, "answered": len(good), "failed": result.failed,
-        "failures": result.failures, "broken_by_kill": result.broken_by_kill, "ttft_p95_s": percentile(good, 0.95),
+        "failures": result.failures, "broken_by_kill": result.broken_by_kill, "lost_by_kill": result.lost_by_kill,
+        "ttft_p95_s": percentile(good, 0.95),
         "deeds": [asdict(deed) for deed in result.deeds],
     }  # fmt: skip
     return json.dumps(value) + "\n"

@@ -191,18 +191,21 @@ async def test_a_deed_that_fails_ends_the_playback(tokenizer: Path) -> None:
     assert playing.elapsed_s() < 5.0
 
 
-def test_only_streams_that_had_begun_on_a_killed_engine_are_excused() -> None:
+def test_only_what_was_at_a_killed_engine_is_excused_and_what_had_not_begun_is_counted_apart() -> None:
     deeds = [Deed(10.0, "kill", "http://a"), Deed(30.0, "restart", "http://b")]
+    lost = replace(turn(9.5, 1.0, error="status 502", e2e_s=1.0), status=502)  # the error's body counts as a first part
     played = [
         turn(5.0, 0.5),
         turn(9.0, 0.5, error="connection lost", e2e_s=1.5),  # it broke half a second after the kill
-        turn(9.5, 0.0, error="status 502", e2e_s=1.0),  # nothing had come: another engine could have answered
+        lost,
+        replace(lost, asked=20.0),  # nothing was killed then
+        turn(9.5, 0.0, error="not connected", e2e_s=1.0),  # no engine's doing
         turn(29.0, 0.5, error="connection lost", e2e_s=1.5),  # a restart may break nothing
     ]
     result = judge(ours(["session"])[0], played, deeds, 1.0)
-    assert result.broken_by_kill == 1
-    assert result.failed == {"status 502": 1, "connection lost": 1}
-    assert result.failures == [(10.5, "status 502"), (30.5, "connection lost")]
+    assert (result.broken_by_kill, result.lost_by_kill) == (1, 1)
+    assert result.failed == {"status 502": 1, "not connected": 1, "connection lost": 1}
+    assert result.failures == [(21.0, "status 502"), (10.5, "not connected"), (30.5, "connection lost")]
     assert "1 kill, 1 restart" in str(list(churn_table(result).columns[1].cells))
 
 
