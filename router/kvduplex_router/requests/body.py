@@ -7,6 +7,7 @@ repeated key the last counts, as in every engine, and only that one is sent on.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -20,6 +21,8 @@ __all__ = ["Body", "decode_members"]
 
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NULL: Final = b"null"
+_MARK: Final = codecs.BOM_UTF8
+"""Some editors and clients begin with it; engines do not mind."""
 _ESCAPE: Final = rb"(?<!\\)((?:\\\\)*\\u)"
 _SURROGATE: Final = re.compile(_ESCAPE + rb"[dD]([89a-fA-F])")
 _STAND_IN: Final = re.compile(_ESCAPE + rb"[eE]([0-7])")
@@ -116,6 +119,8 @@ def decode_members(raw: bytes) -> Mapping[str, bytes | msgspec.Raw]:
     except RecursionError:
         raise BadRequestError("the request body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if raw.startswith(_MARK) and not raw.startswith(_MARK, len(_MARK)):
+            return decode_members(raw[len(_MARK) :])
         if b"\\ud" in raw or b"\\uD" in raw:
             return _with_surrogates(raw, error)
         raise _malformed(error) from None

@@ -131,3 +131,12 @@ def test_deeply_nested_bodies_are_refused() -> None:
 def test_parameters_of_chat_stay_when_forcing_is_kept() -> None:
     body = Body.parse(b'{"messages":[],"tool_choice":"required"}')
     assert json.loads(prefill_body(CHAT, body, b"{}", keep_forcing=True))["tool_choice"] == "required"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_body() -> None:
+    mark, raw = b"\xef\xbb\xbf", b'{"a": "\xef\xbb\xbf", "b": 1}'
+    assert Body.parse(mark + raw).render() == Body.parse(raw).render()
+    assert Body.parse(mark + rb'{"a": "\ud800"}').raw("a") == rb'"\ud800"'
+    for bad in (mark, mark + mark + raw, mark[:2] + raw, mark * 100_000, mark + b"[]"):
+        with pytest.raises(BadRequestError):
+            Body.parse(bad)
