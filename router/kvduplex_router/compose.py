@@ -200,8 +200,9 @@ def compose(
     rates = HitRates(view, fleet)
     feed = Feed(fleet, view.metrics, clock=clock, version=_version(), troubles=rates.troubles)
     routers = (
-        operations_router(fleet, view, engine_headers=engine_headers), admin_router(fleet, members, view),
-        receipts_router(view), hits_router(rates, workers=config.workers), dashboard_router(feed),
+        operations_router(fleet, view, version=_version(), engine_headers=engine_headers),
+        admin_router(fleet, members, view), receipts_router(view), hits_router(rates, workers=config.workers),
+        dashboard_router(feed),
     )  # fmt: skip
     app = build_app(endpoints=endpoints, routers=routers, lifespan=lifespan, version=_version())
     authenticator = load_authenticator(config.auth, clock=clock, workers=config.workers)

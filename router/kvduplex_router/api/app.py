@@ -26,7 +26,7 @@ from kvduplex_router.telemetry.metrics import Metrics
 
 __all__ = ["AsgiApp", "Front", "build_app"]
 
-_PROBED: Final = frozenset({"/health", "/ready"})
+_PROBED: Final = frozenset({"/health", "/ready", "/ping"})
 """Paths that load balancers and monitors ask for by HEAD too."""
 
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]

@@ -18,7 +18,7 @@ __all__ = ["PRINCIPAL", "Guard"]
 PRINCIPAL: Final = "kvduplex.principal"
 """Key of the ASGI scope under which the caller is found."""
 
-_OPEN: Final = frozenset({"/health", "/ready"})
+_OPEN: Final = frozenset({"/health", "/ready", "/ping"})
 _OPERATORS: Final = ("/admin", "/metrics", "/openapi.json", "/dashboard")
 _PAGE: Final = "/dashboard"
 """Holds nothing by itself, and asks for the key."""

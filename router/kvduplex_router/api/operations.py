@@ -22,13 +22,22 @@ _MODELS_LIMIT: Final = 4 * 1024 * 1024
 _OK: Final = 200
 
 
-def operations_router(fleet: Fleet, view: FleetView, *, engine_headers: bytes = b"") -> APIRouter:
-    """Routes over a fleet; `engine_headers` are header lines for engines."""
+def operations_router(fleet: Fleet, view: FleetView, *, version: str, engine_headers: bytes = b"") -> APIRouter:
+    """Routes over a fleet; `version` is the router's own, `engine_headers` are header lines for engines."""
     router = APIRouter(tags=["operations"])
 
     @router.get("/health", summary="The router is alive")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
+
+    @router.get("/ping", summary="The same, by the name that SageMaker asks for", response_class=Response)
+    @router.post("/ping", summary="The same, by the name that SageMaker asks for", response_class=Response)
+    async def ping() -> Response:
+        return Response()
+
+    @router.get("/version", summary="The router's version")
+    async def own_version() -> dict[str, str]:
+        return {"version": version}
 
     @router.get("/ready", summary="Every role has an engine that answers", responses={503: {"description": "Not yet"}})
     async def ready() -> Response:
