@@ -24,6 +24,7 @@ __all__ = [
     "RouterError",
     "SaturatedError",
     "UnavailableError",
+    "UnsupportedMediaTypeError",
 ]
 
 
@@ -66,6 +67,12 @@ class BadRequestError(RouterError):
     status = 400
     type = "invalid_request_error"
     reason = "bad_request"
+
+
+class UnsupportedMediaTypeError(BadRequestError):
+    """The body is of a type that is not read here; 400, as engines answer."""
+
+    reason = "unsupported_media_type"
 
 
 class AuthenticationError(RouterError):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, Self
 
 import msgspec
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter, Depends, HTTPException, Request
 from pydantic import model_validator
 
+from kvduplex_router.api.receive import check_media_type
 from kvduplex_router.api.view import FleetView
 from kvduplex_router.config import EngineConfig, EngineGroup
+from kvduplex_router.errors import UnsupportedMediaTypeError
 from kvduplex_router.fleet.engine import Engine, EngineRole
 from kvduplex_router.fleet.fleet import Fleet
 from kvduplex_router.fleet.members import Member, Members
@@ -43,7 +45,12 @@ def admin_router(fleet: Fleet, members: Members, view: FleetView) -> APIRouter:
     async def engines() -> list[dict[str, Any]]:
         return [_described(engine) for engine in fleet.engines]
 
-    @router.post("/engines", status_code=201, summary="Add an engine; it is used once it answers its probes")
+    @router.post(
+        "/engines",
+        status_code=201,
+        summary="Add an engine; it is used once it answers its probes",
+        dependencies=[Depends(_json_alone)],
+    )
     async def add(engine: NewEngine) -> dict[str, Any]:
         entry = EngineConfig.model_validate(engine.model_dump(exclude={"role"}))
         refusal = await view.admit(Member.of(EngineRole(engine.role.value), entry))
@@ -80,6 +87,13 @@ def admin_router(fleet: Fleet, members: Members, view: FleetView) -> APIRouter:
         return {"sources": sources, "refused": refused, "removed": roster.hidden}
 
     return router
+
+
+def _json_alone(request: Request) -> None:
+    try:
+        check_media_type(dict(request.headers.raw))
+    except UnsupportedMediaTypeError as error:
+        raise HTTPException(error.status, error.message) from error
 
 
 def _found(fleet: Fleet, name: str) -> Engine:

@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 from kvduplex_router.api.client import Client
-from kvduplex_router.api.receive import ClientGoneError
+from kvduplex_router.api.receive import ClientGoneError, check_media_type
 from kvduplex_router.api.reply import Receive, Scope, Send, send_error
 from kvduplex_router.config import RouterConfig
 from kvduplex_router.errors import (
@@ -42,6 +42,8 @@ _REFUSED: Final = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _METHODS: Final = frozenset({"GET", "POST", "DELETE"})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _KEPT: Final = (b"content-type", b"content-length", b"retry-after")
+_FORM: Final = b"multipart/form-data"
+"""What audio is sent as."""
 _SENT: Final = (b"content-type", b"accept")
 
 
@@ -81,6 +83,8 @@ class Passthrough:
         self.in_flight += 1
         try:
             raw = await client.body(limit=self._limits.body_bytes, timeout_s=self._timeouts.upload_s)
+            if raw:
+                check_media_type(client.headers, _FORM)
             await client.while_connected(self._pass(scope, raw, client))
         except (BodyTooLargeError, RequestTimeoutError) as error:
             outcome = error.reason

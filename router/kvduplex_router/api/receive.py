@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 from kvduplex_router.api.reply import Receive
-from kvduplex_router.errors import BodyTooLargeError
+from kvduplex_router.errors import BodyTooLargeError, UnsupportedMediaTypeError
 
-__all__ = ["ClientGoneError", "discard_body", "read_body", "until_gone"]
+__all__ = ["ClientGoneError", "check_media_type", "discard_body", "read_body", "until_gone"]
 
+_JSON: Final = b"application/json"
 _LINGER_S: Final = 2.0
 _LINGER_BYTES: Final = 256 * 1024 * 1024
 
 
 class ClientGoneError(Exception):
     """The client closed its connection."""
+
+
+def check_media_type(headers: Mapping[bytes, bytes], *others: bytes) -> None:
+    """Take no body but JSON that says it is, as vLLM does.
+
+    A browser asks before it sends that to another site, and does not ask before it sends text or a form: a page could
+    make its reader's browser talk to a router on the reader's machine.
+
+    Args:
+        headers: Of the request.
+        others: Further media types that are read.
+
+    Raises:
+        UnsupportedMediaTypeError: The body has another type, or none.
+    """
+    given = headers.get(b"content-type", b"")
+    if given == _JSON:
+        return
+    media_type = given.partition(b";")[0].strip().lower()
+    if media_type != _JSON and media_type not in others:
+        raise UnsupportedMediaTypeError("the body's type is not read here; send 'Content-Type: application/json'")
 
 
 async def read_body(receive: Receive, headers: dict[bytes, bytes], *, limit: int) -> bytes:

@@ -11,7 +11,7 @@ from typing import Final
 from kvduplex_router.api.auth import Principal
 from kvduplex_router.api.client import Client
 from kvduplex_router.api.guard import PRINCIPAL
-from kvduplex_router.api.receive import ClientGoneError
+from kvduplex_router.api.receive import ClientGoneError, check_media_type
 from kvduplex_router.api.reply import Receive, Scope, Send, send_error
 from kvduplex_router.config import RouterConfig
 from kvduplex_router.conversations.keys import checked_conversation_id
@@ -111,6 +111,7 @@ class TurnEndpoint:
         if self._tracing is not None:
             receipt.trace = self._tracing.turn(client.headers, self._kind.name)
         raw = await client.body(limit=self._limit, timeout_s=self._upload_s)
+        check_media_type(client.headers)
         tenant = "" if caller is None else caller.tenant
         request = self._request(Body.parse(raw), client.headers, request_id, tenant, receipt.trace)
         receipt.streamed = request.stream

@@ -241,7 +241,8 @@ async def test_c1_a_client_that_leaves_while_sending_its_body(make_cluster: Any,
 async def test_pipelined_and_repeated_requests_on_one_connection(make_cluster: Any, tools: Any) -> None:
     cluster = await make_cluster()
     body = json.dumps(tools.chat_body()).encode()
-    one = b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\n"
+    one = head + b"content-length: %d\r\n\r\n%b" % (len(body), body)
     reader, writer = await cluster.client.open()
     async with asyncio.timeout(10):
         writer.write(one * 3)
@@ -257,7 +258,7 @@ async def test_bodies_may_come_chunked_and_after_100_continue(make_cluster: Any,
     body = json.dumps(tools.chat_body()).encode()
     reader, writer = await cluster.client.open()
     async with asyncio.timeout(10):
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\n")
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\n")
         writer.write(b"transfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n")
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
         for index in range(0, len(body), 7):
