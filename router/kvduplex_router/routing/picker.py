@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -73,10 +73,13 @@ class LeastInFlight:
 
     A preferred engine goes first while it has at most twice the least load and a few requests more; a conversation's
     engine must not become everybody's.
+
+    Args:
+        picks: Numbers picks, those of others that pick from the same engines too.
     """
 
-    def __init__(self) -> None:
-        self._picks = 0
+    def __init__(self, picks: Iterator[int]) -> None:
+        self._picks = picks
 
     def pick(self, candidates: Sequence[Engine], context: PickContext) -> Engine | None:
         """Pick, see the class."""
@@ -93,6 +96,5 @@ class LeastInFlight:
             return None
         if preferred is not None and preferred.in_flight <= 2 * best.in_flight + _SLACK:
             best = preferred
-        self._picks += 1
-        best.picked = self._picks
+        best.picked = next(self._picks)
         return best

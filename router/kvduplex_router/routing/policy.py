@@ -34,9 +34,9 @@ class PolicyPicker:
     def __init__(self, rosters: Rosters, *, bounded_load: float) -> None:
         self._rosters = rosters
         self._bounded_load = bounded_load
-        self._least = LeastInFlight()
         self._turns = itertools.count()
         self._picks = itertools.count(1)
+        self._least = LeastInFlight(self._picks)
 
     def pick(self, candidates: Sequence[Engine], context: PickContext) -> Engine | None:
         """See `Picker.pick`."""

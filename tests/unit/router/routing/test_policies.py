@@ -39,6 +39,17 @@ async def test_round_robin_goes_round(make_cluster: Any) -> None:
     assert served(cluster) == [3, 3, 3]
 
 
+async def test_requests_that_no_policy_looks_at_go_round_after_those_that_one_did(make_cluster: Any) -> None:
+    """Both kinds number their picks together: else all of these would go where policies had sent least."""
+    cluster = await make_cluster(prefill=0, decode=0, engines=3, routing={"policy": "session"})
+    for turn in range(12):
+        await cluster.client.chat(conversation_id="a", messages=conversation("a", turn + 1))
+    before = served(cluster)
+    for _ in range(9):
+        await cluster.client("/v1/embeddings", {"model": "m", "input": "hi"})
+    assert [now - then for now, then in zip(served(cluster), before, strict=True)] == [3, 3, 3]
+
+
 async def test_a_session_stays_where_it_is_hashed_to(make_cluster: Any) -> None:
     cluster = await make_cluster(prefill=0, decode=0, engines=4, routing={"policy": "session"})
     tags: dict[str, set[str]] = {}
