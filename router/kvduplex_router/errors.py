@@ -23,6 +23,7 @@ __all__ = [
     "RequestTimeoutError",
     "RouterError",
     "SaturatedError",
+    "StoppingError",
     "UnavailableError",
     "UnsupportedMediaTypeError",
 ]
@@ -145,6 +146,12 @@ class UnavailableError(RouterError):
     status = 503
     type = "service_unavailable_error"
     reason = "no_engine"
+
+
+class StoppingError(UnavailableError):
+    """The router was told to stop, and the turn took longer than it waits."""
+
+    reason = "stopping"
 
 
 class GatewayTimeoutError(RouterError):

@@ -6,25 +6,33 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Final, Literal
+from typing import Final, Literal, cast
 from urllib.parse import urlsplit
 
 import uvicorn
 
 from kvduplex_router.api.app import Front
+from kvduplex_router.api.protocol import ClientProtocol
 from kvduplex_router.compose import Router
 from kvduplex_router.config import RouterConfig
 from kvduplex_router.dashboard.feed import Feed
 from kvduplex_router.errors import ConfigError
 
-__all__ = ["bind", "calm_collector", "log_to_stderr", "serve"]
+__all__ = ["HURRY", "bind", "calm_collector", "log_to_stderr", "serve"]
+
+HURRY: Final = signal.SIGUSR1
+"""Tells a worker that is stopping to wait for nothing more."""
 
 _BACKLOG: Final = 2048
+_LAST_FRAMES_S: Final = 1.0
+"""Seconds in which clients may take the error that ends their answer when the router stops."""
+_ASIDE_S: Final = 0.1
 _CLIENT_KEEP_ALIVE_S: Final = 75
 _log = logging.getLogger("kvduplex.router")
 
@@ -74,17 +82,26 @@ def calm_collector() -> None:
 
 
 async def serve(
-    router: Router, config: RouterConfig, listener: socket.socket, admin: socket.socket | None = None
+    router: Router,
+    config: RouterConfig,
+    listener: socket.socket,
+    admin: socket.socket | None = None,
+    *,
+    worker: bool = False,
 ) -> None:
     """Serve on bound sockets until the process is told to stop.
+
+    Answers in flight then have `timeouts.shutdown_s` to end; a second SIGTERM or SIGINT cuts that short.
 
     Args:
         router: What to serve.
         config: Its configuration.
         listener: For clients.
         admin: For operators, when they have a listener of their own.
+        worker: A supervisor decides: SIGTERM stops, however often it comes, and `HURRY` cuts that short.
     """
-    server = _Server(_settings(router, router.asgi, config, lifespan="on"), router.feed)
+    settings = _settings(router, router.asgi, config, lifespan="on")
+    server = _Server(settings, router.feed, patience_s=config.timeouts.shutdown_s, worker=worker)
     _log.info("router on http://%s over %d engines", config.listen, len(router.fleet.engines))
     if router.admin is None or admin is None:
         await server.serve(sockets=[listener])
@@ -96,6 +113,8 @@ async def serve(
         await server.serve(sockets=[listener])
     finally:
         aside.should_exit = True
+        if server.hurried:
+            _abort(aside)
         await task
 
 
@@ -113,7 +132,7 @@ def _settings(router: Router, asgi: Front, config: RouterConfig, *, lifespan: Li
         date_header=False,
         timeout_keep_alive=_CLIENT_KEEP_ALIVE_S,
         backlog=_BACKLOG,
-        timeout_graceful_shutdown=int(config.timeouts.shutdown_s),
+        timeout_graceful_shutdown=math.ceil(config.timeouts.shutdown_s + _LAST_FRAMES_S + 2 * _ASIDE_S),
     )
 
 
@@ -124,12 +143,21 @@ def _waiting(listener: socket.socket) -> Iterator[socket.socket]:
             yield listener.accept()[0]
 
 
+def _abort(server: uvicorn.Server) -> None:
+    """Drop a server's connections."""
+    for connection in list(server.server_state.connections):
+        cast("ClientProtocol", connection).transport.abort()
+
+
 class _Server(uvicorn.Server):
     """A server for which being told to stop is a normal end, so that the process exits with 0."""
 
-    def __init__(self, settings: uvicorn.Config, feed: Feed) -> None:
+    def __init__(self, settings: uvicorn.Config, feed: Feed, *, patience_s: float, worker: bool) -> None:
         super().__init__(settings)
         self._feed = feed
+        self._patience_s = patience_s
+        self._worker = worker
+        self._hurry = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -143,24 +171,52 @@ class _Server(uvicorn.Server):
         for client in taken:
             with contextlib.suppress(OSError):  # it left
                 await loop.connect_accepted_socket(self._protocol, client)
-        await super().shutdown()
+        ending = loop.create_task(self._end_in_time())
+        try:
+            await super().shutdown()
+        finally:
+            ending.cancel()
+
+    async def _end_in_time(self) -> None:
+        """When answers have had their time, or at a second signal: end them with an error, then what is left."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._patience_s):
+                await self._hurry.wait()
+        if count := sum(cast("ClientProtocol", each).cut() for each in list(self.server_state.connections)):
+            why = "told twice to stop" if self.hurried else f"timeouts.shutdown_s ({self._patience_s:g} s) is over"
+            _log.warning("turns cut off: %d; %s", count, why)
+        await asyncio.sleep(_LAST_FRAMES_S)
+        _abort(self)
+        await asyncio.sleep(_ASIDE_S)
+        for task in self.server_state.tasks:
+            task.cancel()
 
     def _protocol(self) -> asyncio.Protocol:
         make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
+    @property
+    def hurried(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return self._hurry.is_set()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Told to stop: watchers' streams, which never end by themselves, end now."""
+        """Told to stop: watchers' streams, which never end by themselves, end now; told again, all others."""
+        if self.should_exit:
+            if not self._worker or sig == HURRY:
+                self._hurry.set()
+            return
         super().handle_exit(sig, frame)
         self._closing = asyncio.get_running_loop().create_task(self._feed.close())
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        numbers = (signal.SIGTERM, HURRY) if self._worker else (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in numbers:
                 loop.remove_signal_handler(number)

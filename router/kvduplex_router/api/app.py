@@ -6,6 +6,8 @@ without passing its middleware, which would cost more than the rest of the route
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
@@ -99,7 +101,8 @@ class Front:
             await self._passthrough(scope, receive, send)
         else:
             asked = {**scope, "method": "GET"} if method == "HEAD" and path in _PROBED else scope
-            await self._app(asked, receive, send)  # the server sends no body to HEAD
+            with contextlib.suppress(asyncio.CancelledError):  # by the server's end, when the connection is gone
+                await self._app(asked, receive, send)  # the server sends no body to HEAD
 
 
 def _raw_route(path: str, endpoint: AsgiApp) -> APIRoute:

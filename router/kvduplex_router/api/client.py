@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from kvduplex_router.api.protocol import CONNECTION, ClientProtocol
 from kvduplex_router.api.receive import ClientGoneError, discard_body, read_body, until_gone
 from kvduplex_router.api.reply import Receive, Reply, Scope, Send, rendered_error
-from kvduplex_router.errors import RequestTimeoutError, RouterError
+from kvduplex_router.errors import RequestTimeoutError, RouterError, StoppingError
 from kvduplex_router.http.watchdog import NEVER, Watchdog
 from kvduplex_router.requests.kinds import ErrorStyle
 
@@ -47,13 +48,12 @@ class Client:
             BodyTooLargeError: It is, or claims to be, larger than `limit` bytes.
             RequestTimeoutError: It did not arrive within `timeout_s`.
             ClientGoneError: The client left.
+            StoppingError: The router waits no longer.
         """
         self.reply.expect(timeout_s)
         try:
-            return await read_body(self.receive, self.headers, limit=limit)
-        except asyncio.CancelledError:
-            self._translate()
-            raise
+            with self._interruptible():
+                return await read_body(self.receive, self.headers, limit=limit)
         finally:
             self.reply.deadline = NEVER
 
@@ -62,17 +62,15 @@ class Client:
 
         Raises:
             ClientGoneError: The client went.
+            StoppingError: The router waits no longer.
         """
         if self._connection is not None:
             self._connection.on_gone = self._left
         else:
             self._watcher = asyncio.get_running_loop().create_task(until_gone(self.receive))
             self._watcher.add_done_callback(self._disconnected)
-        try:
+        with self._interruptible():
             await work
-        except asyncio.CancelledError:
-            self._translate()
-            raise
 
     async def refuse_unread(self, error: RouterError, style: ErrorStyle, headers: Mapping[str, str]) -> None:
         """Refuse a request whose body was not read to its end, in a way that lets the client read why."""
@@ -92,6 +90,21 @@ class Client:
         if self._watcher is not None:
             self._watcher.cancel()
 
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Within, what ends the request is raised as what it is."""
+        connection = self._connection
+        if connection is not None:
+            connection.on_cut = self._stopped
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._translate()
+            raise
+        finally:
+            if connection is not None:
+                connection.on_cut = None
+
     def _translate(self) -> None:
         """Raise what this object cancelled the task for; return when someone else cancelled it."""
         if self._error is not None and self._task is not None:
@@ -105,6 +118,13 @@ class Client:
     def _left(self) -> None:
         if not self.reply.ended:
             self._cancel(ClientGoneError("the client closed its connection"))
+
+    def _stopped(self) -> bool:
+        if self._task is None or self._error is not None or self.reply.ended:
+            return False
+        message = "the router is stopping and the answer is not complete; send the request again"
+        self._cancel(StoppingError(message, retry_after_s=2))
+        return True
 
     def _stalled(self) -> None:
         started = self.reply.started

@@ -17,6 +17,7 @@ from kvduplex_router.errors import (
     NotFoundError,
     RequestTimeoutError,
     RouterError,
+    StoppingError,
     UnavailableError,
 )
 from kvduplex_router.fleet.engine import Engine
@@ -89,6 +90,10 @@ class Passthrough:
         except (BodyTooLargeError, RequestTimeoutError) as error:
             outcome = error.reason
             await client.refuse_unread(error, OPENAI_ERRORS, {})
+        except StoppingError as error:
+            outcome = error.reason
+            if not client.reply.started:  # uvicorn drops the connection of an answer that was not ended
+                await send_error(client.reply, error, OPENAI_ERRORS, {})
         except RouterError as error:
             outcome = error.reason
             await send_error(client.reply, error, OPENAI_ERRORS, {})

@@ -1,7 +1,7 @@
 """The server side of client connections: uvicorn's protocol with deadlines and without avoidable work.
 
-Added are a deadline for request heads, a callback when the client leaves (cheaper than a task that waits for it), and
-one write for a response's head and the first part of its body.
+Added are a deadline for request heads, a callback when the client leaves (cheaper than a task that waits for it), one
+for when the server waits no longer, and one write for a response's head and the first part of its body.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class ClientProtocol(HttpToolsProtocol):
         self._header_s = header_s
         self.deadline = NEVER
         self.on_gone: Callable[[], None] | None = None
+        self.on_cut: Callable[[], bool] | None = None
         self._last = False
         self._in_head = True
         self._head_bytes = 0
@@ -59,6 +60,10 @@ class ClientProtocol(HttpToolsProtocol):
             self.deadline = min(self.deadline, self.loop.time() + _LAST_S)
         else:
             super().shutdown()
+
+    def cut(self) -> bool:
+        """The server waits no longer: end the request with an error; returns whether there was one to end."""
+        return self.on_cut is not None and self.on_cut()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected."""

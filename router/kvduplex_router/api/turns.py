@@ -8,6 +8,8 @@ import logging
 import secrets
 from typing import Final
 
+import orjson
+
 from kvduplex_router.api.auth import Principal
 from kvduplex_router.api.client import Client
 from kvduplex_router.api.guard import PRINCIPAL
@@ -15,7 +17,13 @@ from kvduplex_router.api.receive import ClientGoneError, check_media_type
 from kvduplex_router.api.reply import Receive, Scope, Send, send_error
 from kvduplex_router.config import RouterConfig
 from kvduplex_router.conversations.keys import checked_conversation_id
-from kvduplex_router.errors import BodyTooLargeError, EngineAnswerError, RequestTimeoutError, RouterError
+from kvduplex_router.errors import (
+    BodyTooLargeError,
+    EngineAnswerError,
+    RequestTimeoutError,
+    RouterError,
+    StoppingError,
+)
 from kvduplex_router.http.request import forwardable
 from kvduplex_router.http.watchdog import Watchdog
 from kvduplex_router.pd.decode import BrokenStreamError
@@ -80,6 +88,8 @@ class TurnEndpoint:
         self.in_flight += 1
         try:
             await self._serve(client, receipt, request_id, scope.get(PRINCIPAL))
+        except StoppingError as error:
+            await self._cut(error, client, receipt, request_id)
         except RouterError as error:
             await self._refuse(error, client, receipt, request_id)
         except BrokenStreamError as error:
@@ -140,9 +150,21 @@ class TurnEndpoint:
         allowed = (*(() if self._tracing else _TRACE), *(_KEY if self._forward_authorization else ()))
         return lines + forwardable([(name, headers[name]) for name in allowed if name in headers])
 
+    async def _cut(self, error: StoppingError, client: Client, receipt: Receipt, request_id: str) -> None:
+        """The router stops before the answer is complete: say so in the way that is left."""
+        if not client.reply.started:
+            await self._refuse(error, client, receipt, request_id)
+            return
+        receipt.outcome = error.reason
+        if receipt.streamed:
+            errors = self._kind.errors
+            await client.reply.end(
+                errors.event(orjson.dumps(errors.body(error.type, error.message, None, error.status)))
+            )
+
     async def _refuse(self, error: RouterError, client: Client, receipt: Receipt, request_id: str) -> None:
         receipt.outcome = error.reason
-        if not isinstance(error, EngineAnswerError):
+        if not isinstance(error, (EngineAnswerError, StoppingError)):  # these are counted and logged together
             _log.info("turn %s: %s: %s", request_id, error.reason, error.message)
         headers = {"x-request-id": request_id, "x-kvduplex-plan": receipt.plan}
         if isinstance(error, (BodyTooLargeError, RequestTimeoutError)):

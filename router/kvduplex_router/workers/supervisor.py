@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import multiprocessing
+import os
 import signal
 import socket
 import tempfile
@@ -19,7 +20,7 @@ import uvloop
 from kvduplex_router.compose import compose_ledger, compose_members
 from kvduplex_router.config import DiscoveryConfig, RouterConfig
 from kvduplex_router.conversations.endpoints import LedgerTarget
-from kvduplex_router.serving import bind
+from kvduplex_router.serving import HURRY, bind
 from kvduplex_router.workers.hub import Hub
 from kvduplex_router.workers.worker import work
 
@@ -27,7 +28,8 @@ __all__ = ["run_workers"]
 
 _log = logging.getLogger("kvduplex.router.workers")
 _RESTART_S: Final = 1.0
-_KILL_S: Final = 2.0
+_KILL_S: Final = 3.0
+"""Seconds a worker has for the end of what it cuts off, and for its own."""
 
 
 def run_workers(config: RouterConfig) -> None:
@@ -61,13 +63,14 @@ async def _supervise(
     hub = Hub(service.ledger, members)
     config = config.model_copy(update={"discovery": DiscoveryConfig()})  # workers are told by the hub
     await hub.start(path)
-    stop = asyncio.Event()
-    with _stopped_by_signals(stop):
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    with _stopped_by_signals(stop, hurry):
         keeping = asyncio.gather(service.run(), discovery.run())
         try:
             async with asyncio.TaskGroup() as group:
                 for index, listener in enumerate(listeners):
-                    group.create_task(_keep_running(index, config, path, listener, admin if index == 0 else None, stop))
+                    aside = admin if index == 0 else None
+                    group.create_task(_keep_running(index, config, path, listener, aside, stop, hurry))
         finally:
             await hub.close()
             keeping.cancel()
@@ -81,6 +84,7 @@ async def _keep_running(
     listener: socket.socket,
     admin: socket.socket | None,
     stop: asyncio.Event,
+    hurry: asyncio.Event,
 ) -> None:
     context = multiprocessing.get_context("spawn")
     while not stop.is_set():
@@ -90,7 +94,7 @@ async def _keep_running(
         if stop.is_set():
             for each in filter(None, (listener, admin)):
                 each.close()  # a copy left open would take connections that nobody serves
-            await _end(process, config.timeouts.shutdown_s)
+            await _end(process, config.timeouts.shutdown_s, hurry)
             return
         _log.error("worker %d (pid %s) ended with %s; starting another", index, process.pid, process.exitcode)
         with contextlib.suppress(TimeoutError):
@@ -112,22 +116,34 @@ async def _until_ended(process: SpawnProcess, stop: asyncio.Event) -> None:
             wait.cancel()
 
 
-async def _end(process: SpawnProcess, shutdown_s: float) -> None:
+async def _end(process: SpawnProcess, shutdown_s: float, hurry: asyncio.Event) -> None:
     process.terminate()
-    for patience_s in (shutdown_s + _KILL_S, _KILL_S):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                await _until_ended(process, asyncio.Event())
-                break
-        process.kill()
+    await _ends_within(process, shutdown_s + _KILL_S, unless=hurry)
+    if hurry.is_set() and process.is_alive() and process.pid is not None:
+        os.kill(process.pid, HURRY)
+        await _ends_within(process, _KILL_S)
+    process.kill()
+    await _ends_within(process, _KILL_S)
     process.join()
 
 
+async def _ends_within(process: SpawnProcess, seconds: float, *, unless: asyncio.Event | None = None) -> None:
+    """Return when the process has ended, when the time is over, or when the event comes."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await _until_ended(process, unless or asyncio.Event())
+
+
 @contextlib.contextmanager
-def _stopped_by_signals(stop: asyncio.Event) -> Iterator[None]:
+def _stopped_by_signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
+    """The first signal means stop, the next one hurry."""
+
+    def told() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, told)
     try:
         yield
     finally:

@@ -34,6 +34,7 @@ def work(config: RouterConfig, hub: str, listener: socket.socket, admin: socket.
         admin: For operators, in the one worker that serves them.
     """
     _end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all processes; the supervisor decides
     log_to_stderr()
     calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -50,7 +51,7 @@ async def _work(config: RouterConfig, hub: Path, listener: socket.socket, admin:
     link.follow(router.members.replace)
     link.on_drain = lambda engine, draining: _drain(router, engine, draining)
     reading.add_done_callback(lambda _task: os.kill(os.getpid(), signal.SIGTERM))
-    await serve(router, config, listener, admin)
+    await serve(router, config, listener, admin, worker=True)
 
 
 def _drain(router: Router, name: str, draining: bool) -> None:
