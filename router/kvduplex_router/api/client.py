@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from kvduplex_router.api.protocol import CONNECTION, ClientProtocol
 from kvduplex_router.api.receive import ClientGoneError, discard_body, read_body, until_gone
@@ -15,6 +15,9 @@ from kvduplex_router.http.watchdog import NEVER, Watchdog
 from kvduplex_router.requests.kinds import ErrorStyle
 
 __all__ = ["Client"]
+
+_END_S: Final = 1.0
+"""Seconds an engine has to end a stream whose last frame the client has, and did not wait."""
 
 
 class Client:
@@ -28,7 +31,17 @@ class Client:
         watchdog: Watches that.
     """
 
-    __slots__ = ("_connection", "_error", "_task", "_watchdog", "_watcher", "headers", "receive", "reply")
+    __slots__ = (
+        "_connection",
+        "_error",
+        "_last_frame",
+        "_task",
+        "_watchdog",
+        "_watcher",
+        "headers",
+        "receive",
+        "reply",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, write_s: float, watchdog: Watchdog) -> None:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -39,6 +52,7 @@ class Client:
         self._task = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
         self._error: Exception | None = None
+        self._last_frame: tuple[bytes, ...] = ()
         watchdog.add(self.reply)
 
     async def body(self, *, limit: int, timeout_s: float) -> bytes:
@@ -57,13 +71,26 @@ class Client:
         finally:
             self.reply.deadline = NEVER
 
-    async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
+    @property
+    def has_all(self) -> bool:
+        """Whether the client was sent its stream's last frame; it may leave then, and openai-python does."""
+        latest = b"\n" + self.reply.latest
+        return any(mark in latest for mark in self._last_frame)
+
+    async def while_connected(self, work: Coroutine[Any, Any, None], *, last_frame: tuple[bytes, ...]) -> None:
         """Run `work`, cancelling it when the client goes.
+
+        When it goes with its stream's last frame, the work has a moment to end as if it had stayed.
+
+        Args:
+            work: Answers the request.
+            last_frame: Byte strings one of which the last frame of a stream has, a line feed before it included.
 
         Raises:
             ClientGoneError: The client went.
             StoppingError: The router waits no longer.
         """
+        self._last_frame = last_frame
         if self._connection is not None:
             self._connection.on_gone = self._left
         else:
@@ -116,15 +143,20 @@ class Client:
             self._left()
 
     def _left(self) -> None:
-        if not self.reply.ended:
-            self._cancel(ClientGoneError("the client closed its connection"))
+        if self.reply.ended:
+            return
+        gone = ClientGoneError("the client closed its connection")
+        if self.has_all:
+            asyncio.get_running_loop().call_later(_END_S, self._cancel, gone)
+        else:
+            self._cancel(gone)
 
     def _stopped(self) -> bool:
         if self._task is None or self._error is not None or self.reply.ended:
             return False
         message = "the router is stopping and the answer is not complete; send the request again"
         self._cancel(StoppingError(message, retry_after_s=2))
-        return True
+        return not self.has_all
 
     def _stalled(self) -> None:
         started = self.reply.started

@@ -27,7 +27,7 @@ from kvduplex_router.http.request import forwardable, request_bytes
 from kvduplex_router.http.watchdog import Watchdog
 from kvduplex_router.pd.decode import BrokenStreamError
 from kvduplex_router.pd.shape import whole_body
-from kvduplex_router.requests.apis.openai_errors import OPENAI_ERRORS
+from kvduplex_router.requests.apis.openai_errors import DONE, OPENAI_ERRORS
 from kvduplex_router.requests.body import Body
 from kvduplex_router.routing.admission import Admission
 from kvduplex_router.routing.picker import PickContext
@@ -86,7 +86,7 @@ class Passthrough:
             raw = await client.body(limit=self._limits.body_bytes, timeout_s=self._timeouts.upload_s)
             if raw:
                 check_media_type(client.headers, _FORM)
-            await client.while_connected(self._pass(scope, raw, client))
+            await client.while_connected(self._pass(scope, raw, client), last_frame=(DONE,))
         except (BodyTooLargeError, RequestTimeoutError) as error:
             outcome = error.reason
             await client.refuse_unread(error, OPENAI_ERRORS, {})
@@ -98,7 +98,7 @@ class Passthrough:
             outcome = error.reason
             await send_error(client.reply, error, OPENAI_ERRORS, {})
         except ClientGoneError:
-            outcome = "client_gone"
+            outcome = "ok" if client.has_all else "client_gone"
         except BrokenStreamError:
             outcome = "broken_stream"  # uvicorn drops the connection of an answer that was not ended
         finally:

@@ -33,6 +33,7 @@ class Reply:
         started: The status was sent.
         started_at: When, in the event loop's time.
         ended: The last part was sent.
+        latest: The part of a stream that was sent last.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class Reply:
         "_write_s",
         "deadline",
         "ended",
+        "latest",
         "started",
         "started_at",
     )
@@ -64,6 +66,7 @@ class Reply:
         self.started = False
         self.started_at = 0.0
         self.ended = False
+        self.latest = b""
 
     async def start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
         """Send status and headers of an answer whose length is not known."""
@@ -75,6 +78,7 @@ class Reply:
         """Send a part of the body, waiting while the client lags."""
         self.deadline = self._loop.time() + self._write_s
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self.latest = data
         self.deadline = NEVER
 
     @property
@@ -86,6 +90,7 @@ class Reply:
         """Send a part of the body while `takes_now`."""
         if self._connection is not None:
             self._connection.write_chunk(data)
+            self.latest = data
 
     async def end(self, data: bytes = b"") -> None:
         """Send the last part."""

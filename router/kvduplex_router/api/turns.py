@@ -96,7 +96,7 @@ class TurnEndpoint:
             receipt.outcome = "broken_stream"
             _log.warning("turn %s: stream broke: %s", request_id, error)
         except ClientGoneError:
-            receipt.outcome = "client_gone"
+            receipt.outcome = receipt.outcome if client.has_all else "client_gone"
         except Exception:
             _log.exception("turn %s: internal error", request_id)
             receipt.outcome = "internal"
@@ -125,7 +125,8 @@ class TurnEndpoint:
         tenant = "" if caller is None else caller.tenant
         request = self._request(Body.parse(raw), client.headers, request_id, tenant, receipt.trace)
         receipt.streamed = request.stream
-        await client.while_connected(self._runner.run(request, client.reply, receipt))
+        work = self._runner.run(request, client.reply, receipt)
+        await client.while_connected(work, last_frame=self._kind.last_frame)
 
     def _request(
         self, body: Body, headers: dict[bytes, bytes], request_id: str, tenant: str, trace: TurnTrace | None
@@ -154,6 +155,9 @@ class TurnEndpoint:
         """The router stops before the answer is complete: say so in the way that is left."""
         if not client.reply.started:
             await self._refuse(error, client, receipt, request_id)
+            return
+        if client.has_all:
+            await client.reply.end()
             return
         receipt.outcome = error.reason
         if receipt.streamed:

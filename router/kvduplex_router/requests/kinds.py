@@ -41,6 +41,7 @@ class ApiKind:
         unforced: Replacements for members that force the answer, as JSON.
         whole_because: Why a body cannot be split over two engines; None when it can.
         stream_ends: Byte strings one of which a complete stream has carried.
+        last_frame: Of these, those that only its last frame carries; clients close as soon as they have read it.
         errors: How errors are spelt.
         collects: Whether an answer can be put together for the guard of stock engines.
     """
@@ -54,6 +55,7 @@ class ApiKind:
     unforced: Callable[[Body], dict[str, bytes]]
     whole_because: Callable[[Body], str | None]
     stream_ends: tuple[bytes, ...]
+    last_frame: tuple[bytes, ...]
     errors: ErrorStyle
     collects: bool = True
 

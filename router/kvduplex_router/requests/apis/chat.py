@@ -6,7 +6,7 @@ from typing import Final
 
 import orjson
 
-from kvduplex_router.requests.apis.openai_errors import FINISH_MARKS, OPENAI_ERRORS
+from kvduplex_router.requests.apis.openai_errors import DONE, FINISH_MARKS, OPENAI_ERRORS
 from kvduplex_router.requests.body import Body
 from kvduplex_router.requests.kinds import ApiKind, one_choice
 
@@ -38,5 +38,6 @@ CHAT: Final = ApiKind(
     unforced=_unforced,
     whole_because=_whole,
     stream_ends=FINISH_MARKS,
+    last_frame=(DONE,),
     errors=OPENAI_ERRORS,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvduplex_router.requests.apis.openai_errors import FINISH_MARKS, OPENAI_ERRORS
+from kvduplex_router.requests.apis.openai_errors import DONE, FINISH_MARKS, OPENAI_ERRORS
 from kvduplex_router.requests.body import Body
 from kvduplex_router.requests.kinds import ApiKind, one_choice
 
@@ -39,5 +39,6 @@ COMPLETIONS: Final = ApiKind(
     unforced=lambda _body: {},
     whole_because=_whole,
     stream_ends=FINISH_MARKS,
+    last_frame=(DONE,),
     errors=OPENAI_ERRORS,
 )

@@ -29,6 +29,8 @@ def _unforced(body: Body) -> dict[str, bytes]:
     return changed
 
 
+_STOP: Final = b'"message_stop"'
+
 MESSAGES: Final = ApiKind(
     name="messages",
     path="/v1/messages",
@@ -38,7 +40,8 @@ MESSAGES: Final = ApiKind(
     forcing=frozenset({"tool_choice", "output_config"}),
     unforced=_unforced,
     whole_because=lambda _body: None,
-    stream_ends=(b'"message_stop"', b'"stop_reason":"', b'"stop_reason": "'),
+    stream_ends=(_STOP, b'"stop_reason":"', b'"stop_reason": "'),
+    last_frame=(_STOP,),
     errors=ErrorStyle(_error, lambda value: b"event: error\ndata: " + value + b"\n\n"),
     collects=False,
 )

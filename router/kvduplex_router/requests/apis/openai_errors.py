@@ -6,7 +6,7 @@ from typing import Final
 
 from kvduplex_router.requests.kinds import ErrorStyle
 
-__all__ = ["FINISH_MARKS", "OPENAI_ERRORS"]
+__all__ = ["DONE", "FINISH_MARKS", "OPENAI_ERRORS"]
 
 
 def _body(kind: str, message: str, param: str | None, code: object) -> dict[str, object]:
@@ -15,5 +15,7 @@ def _body(kind: str, message: str, param: str | None, code: object) -> dict[str,
 
 OPENAI_ERRORS: Final = ErrorStyle(_body, lambda value: b"data: " + value + b"\n\n")
 
-FINISH_MARKS: Final = (b'"finish_reason":"', b'"finish_reason": "', b"\ndata: [DONE]")
+DONE: Final = b"\ndata: [DONE]"
+
+FINISH_MARKS: Final = (b'"finish_reason":"', b'"finish_reason": "', DONE)
 """What a complete stream of chat or text completions has carried; none of it can stand in generated text."""

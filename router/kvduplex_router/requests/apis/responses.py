@@ -35,6 +35,12 @@ def _unforced(body: Body) -> dict[str, bytes]:
     return {"tool_choice": raw if raw in _UNFORCED else b'"auto"'} if "tool_choice" in body else {}
 
 
+_ENDS: Final = tuple(
+    b'"type":%b"response.%b"' % (space, end)
+    for space in (b"", b" ")
+    for end in (b"completed", b"incomplete", b"failed")
+)
+
 RESPONSES: Final = ApiKind(
     name="responses",
     path="/v1/responses",
@@ -44,11 +50,8 @@ RESPONSES: Final = ApiKind(
     forcing=frozenset({"text", "tool_choice"}),
     unforced=_unforced,
     whole_because=_whole,
-    stream_ends=tuple(
-        b'"type":%b"response.%b"' % (space, end)
-        for space in (b"", b" ")
-        for end in (b"completed", b"incomplete", b"failed")
-    ),
+    stream_ends=_ENDS,
+    last_frame=_ENDS,
     errors=ErrorStyle(OPENAI_ERRORS.body, lambda value: b"event: error\ndata: " + value + b"\n\n"),
     collects=False,
 )
