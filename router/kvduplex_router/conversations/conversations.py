@@ -94,7 +94,7 @@ class Conversations:
             return
         turns = continuation.turns + 1
         reference = Reference(engine.name, self._clock(), turns, lease=lease)
-        self._ledger.put(continuation.key, reference, min(self._config.keep_s * turns, self._config.keep_max_s))
+        self._ledger.put(continuation.key, reference, self._keep_s(turns))
 
     def keep_params(self, continuation: Continuation, engine: Engine, params: bytes, answer: Answer | None) -> None:
         """Remember a turn of a stock engine; without a digest of its answer nothing is kept."""
@@ -120,6 +120,10 @@ class Conversations:
         """Give back a lease that no reference will name."""
         self._ledger.release(engine.name, lease)
 
+    def _keep_s(self, turns: int) -> float:
+        """How long a lease is renewed after the last of `turns`."""
+        return min(self._config.keep_s * turns, self._config.keep_max_s)
+
     def _judged(self, continuation: Continuation, taken: Taken | None) -> Continuation:
         if taken is None:
             continuation.refusal = Refusal.FIRST_TURN
@@ -142,16 +146,16 @@ class Conversations:
             return Refusal.ENGINE_GONE
         age_s = self._clock() - reference.stored_at
         if reference.lease is not None:
-            return self._lease_refusal(taken.fate, age_s)
+            return self._lease_refusal(taken.fate, age_s, self._keep_s(reference.turns) + self._config.lease_ttl_s)
         if None not in (reference.identity, engine.identity) and reference.identity != engine.identity:
             return Refusal.ENGINE_RESTARTED
         if age_s >= self._config.usable_s:
             return Refusal.EXPIRED
         return stock_refusal(reference, history)
 
-    def _lease_refusal(self, fate: Fate, age_s: float) -> Refusal | None:
+    def _lease_refusal(self, fate: Fate, age_s: float, lives_s: float) -> Refusal | None:
         if fate is Fate.RESTARTED:
             return Refusal.ENGINE_RESTARTED
-        if age_s >= self._config.decoder_kv_blocks_ttl_s:
+        if age_s >= min(lives_s, self._config.decoder_kv_blocks_ttl_s):
             return Refusal.EXPIRED
         return Refusal.LEASE_LOST if fate is Fate.LOST else None

@@ -183,3 +183,23 @@ async def test_mixed_fleets_use_what_each_engine_speaks(leases: Any, make_cluste
         handed.append(cluster.p.bodies[-1]["kv_transfer_params"])
     assert sum("lease_claim" in params for params in handed) == 1
     assert sum("remote_request_id" in params for params in handed) == 1
+
+
+@pytest.mark.parametrize(("age_s", "plan"), [(85, "pull"), (90, "recompute")])
+async def test_a_lease_that_nobody_renewed_until_its_end_is_not_offered(
+    leases: Any, make_cluster: Any, tools: Any, age_s: float, plan: str
+) -> None:
+    """Renewed for 60 s, it lives 30 s more; then its engine would refuse the claim, and nothing would be pulled."""
+    passed = [0.0]
+    cluster = await make_cluster(
+        entries=leases.entries,
+        clock=lambda: time.monotonic() + passed[0],
+        conversations={"lease_ttl_s": 30, "keep_s": 60},
+    )
+    leases.script(cluster.d)
+    await cluster.client.chat(conversation_id="c")
+    passed[0] = age_s
+    answer = await cluster.client.chat(tools.chat_body("hi", "Hello there", "more"), conversation_id="c")
+    assert answer.headers["x-kvduplex-plan"] == plan
+    assert (claim_of(cluster) is None) == (plan == "recompute")
+    assert cluster.metric("reuse_refused_total", reason="expired") == (plan == "recompute")
