@@ -184,7 +184,7 @@ class TurnRunner:
         try:
             return await self._admission.seat(self._fleet.paired(), context, what="decode")
         except UnavailableError:
-            if tried.last is None:
+            if tried.last is None or tried.last.stale:  # that engine read nothing; it is silent, as it seems
                 raise
             raise client_error(tried.last) from tried.last
 
