@@ -48,6 +48,7 @@ from kvduplex_router.pd.planner import Planner
 from kvduplex_router.pd.prefill import PrefillHop
 from kvduplex_router.pd.receipts import ReceiptRing
 from kvduplex_router.pd.turn import TurnPolicy, TurnRunner
+from kvduplex_router.pd.unread import UnreadBlocks
 from kvduplex_router.pd.whole import WholeTurn
 from kvduplex_router.requests import apis
 from kvduplex_router.routing.admission import Admission
@@ -154,6 +155,7 @@ def compose(
         clock=clock,
         routing=routing,
         planner=Planner(config.routing, routing),
+        unread=UnreadBlocks(metrics=metrics, clock=clock),
     )
     receipts = ReceiptRing(config.routing.receipts)
     tellers = _tellers(metrics, doctor, receipts)
@@ -178,7 +180,7 @@ def compose(
         if local is not None:
             await discovery.look_once()
         try:
-            async with _running(prober.run, routing.run, *own):
+            async with _running(prober.run, routing.run, runner.run_beside, *own):
                 yield
                 await feed.close()
         finally:

@@ -30,6 +30,8 @@ class Continuation(msgspec.Struct):
         refusal: Why there is none.
         turns: Turns the conversation has had before.
         holder: Decode engine of the last turn, for stickiness, whether or not its KV is used.
+        source: Where the reference was taken from.
+        spent: The reference may have been used, or is of no more use.
     """
 
     key: bytes | None
@@ -38,6 +40,8 @@ class Continuation(msgspec.Struct):
     refusal: Refusal | None = None
     turns: int = 0
     holder: str | None = None
+    source: bytes | None = None
+    spent: bool = False
 
 
 class Conversations:
@@ -111,6 +115,12 @@ class Conversations:
         )
         self._ledger.put(continuation.key, reference, 0.0)
 
+    def put_back(self, continuation: Continuation, reference: Reference | None) -> None:
+        """Store a reference again that was taken for a turn and not used, for the conversation's next try."""
+        if reference is not None and continuation.source is not None:
+            age_s = self._clock() - reference.stored_at
+            self._ledger.put_back(continuation.source, reference, max(0.0, self._keep_s(reference.turns) - age_s))
+
     def release(self, reference: Reference | None) -> None:
         """A reference is no longer of use: its lease is given back."""
         if reference is not None and reference.lease is not None:
@@ -132,7 +142,7 @@ class Conversations:
         continuation.turns = reference.turns
         continuation.refusal = self._refusal(taken, continuation.history)
         if continuation.refusal is None:
-            continuation.reference = reference
+            continuation.reference, continuation.source = reference, taken.key
         else:
             self.release(reference)
         if continuation.refusal is not Refusal.ENGINE_GONE:

@@ -32,10 +32,11 @@ class Fate(StrEnum):
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True):
-    """A reference that was taken, and its lease's fate."""
+    """A reference that was taken, its lease's fate, and the key it was under."""
 
     reference: Reference
     fate: Fate
+    key: bytes
 
 
 class Ledger(Protocol):
@@ -46,6 +47,12 @@ class Ledger(Protocol):
 
     def put(self, key: bytes, reference: Reference, keep_s: float) -> None:
         """Store a reference, in the place of the key's former one, and renew its lease for `keep_s` seconds."""
+
+    def put_back(self, key: bytes, reference: Reference, keep_s: float) -> None:
+        """Store a reference again that was taken and not used.
+
+        Where the key has a newer one by now, that stays, and the lease is given back.
+        """
 
     def release(self, engine: str, lease: str) -> None:
         """Give a lease back to a decode engine."""
@@ -100,16 +107,19 @@ class LocalLedger:
         for key in keys:
             reference = self._store.take(key)
             if reference is not None:
-                return Taken(reference, self.fate(reference))
+                return Taken(reference, self.fate(reference), key)
         return None
 
     def put(self, key: bytes, reference: Reference, keep_s: float) -> None:
         """See `Ledger.put`."""
-        endpoint = self._endpoints.get(reference.engine)
-        if reference.lease is not None and endpoint is not None:
-            self._keeper.hold(HeldLease(reference.lease, endpoint), keep_s)
-        for displaced in self._store.put(key, self.stamped(reference)):
-            self._give_back(displaced)
+        self._put(key, self.stamped(reference), keep_s)
+
+    def put_back(self, key: bytes, reference: Reference, keep_s: float) -> None:
+        """See `Ledger.put_back`."""
+        if self._store.holds(key):
+            self._give_back(reference)
+        else:
+            self._put(key, reference, keep_s)
 
     def stamped(self, reference: Reference) -> Reference:
         """A leased reference with the identity its engine has now, by which a restart will be known."""
@@ -164,6 +174,13 @@ class LocalLedger:
         if None not in (reference.identity, now) and reference.identity != now:
             return Fate.RESTARTED
         return Fate.HELD if held and not lost else Fate.LOST
+
+    def _put(self, key: bytes, reference: Reference, keep_s: float) -> None:
+        endpoint = self._endpoints.get(reference.engine)
+        if reference.lease is not None and endpoint is not None:
+            self._keeper.hold(HeldLease(reference.lease, endpoint), keep_s)
+        for displaced in self._store.put(key, reference):
+            self._give_back(displaced)
 
     def _give_back(self, reference: Reference) -> None:
         if reference.lease is not None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -24,6 +25,8 @@ __all__ = ["SharedLedger"]
 
 _log = logging.getLogger("kvduplex.router.state")
 _T = TypeVar("_T")
+_Write = Callable[[], Awaitable[LeaseName | None]]
+"""Stores a reference; returns the lease that is to be given back."""
 _FAILURES: Final = 2
 _BATCH: Final = 1000
 _FLUSH_S: Final = 1.0
@@ -78,16 +81,25 @@ class SharedLedger:
         if found is None:
             return None
         reference = msgspec.structs.replace(found.reference, stored_at=self._clock() - found.age_s)
-        return Taken(reference, self._local.fate(reference, lost=found.lost))
+        return Taken(reference, self._local.fate(reference, lost=found.lost), keys[found.index])
 
     def put(self, key: bytes, reference: Reference, keep_s: float) -> None:
         """See `Ledger.put`."""
-        if not self.up:
+        if self.up:
+            stamped = self._local.stamped(reference)
+            self._start_write(key, reference, partial(self._store.put, key, stamped, keep_s))
+        else:
             self._local.put(key, reference, keep_s)
-            return
-        task = asyncio.create_task(self._write(key, self._local.stamped(reference), keep_s))
-        self._writing[key] = task
-        task.add_done_callback(lambda _task: self._written(key, task))
+
+    def put_back(self, key: bytes, reference: Reference, keep_s: float) -> None:
+        """See `Ledger.put_back`."""
+        if not self.up:
+            self._local.put_back(key, reference, keep_s)
+        elif key not in self._writing:
+            age_s = self._clock() - reference.stored_at
+            self._start_write(key, reference, partial(self._store.put_back, key, reference, keep_s, age_s))
+        elif reference.lease is not None:  # a newer one is on its way
+            self._local.release(reference.engine, reference.lease)
 
     def release(self, engine: str, lease: str) -> None:
         """See `Ledger.release`."""
@@ -186,9 +198,14 @@ class SharedLedger:
                 self._said,
             )
 
-    async def _write(self, key: bytes, reference: Reference, keep_s: float) -> None:
+    def _start_write(self, key: bytes, reference: Reference, write: _Write) -> None:
+        task = asyncio.create_task(self._write(reference, write))
+        self._writing[key] = task
+        task.add_done_callback(lambda _task: self._written(key, task))
+
+    async def _write(self, reference: Reference, write: _Write) -> None:
         try:
-            displaced = await self._within(self._store.put(key, reference, keep_s))
+            displaced = await self._within(write())
         except StateError as error:  # whether it was stored is not known, so nobody may count on it
             self._failed("put", error)
             displaced = None if reference.lease is None else LeaseName(reference.engine, reference.lease, b"")

@@ -31,6 +31,10 @@ class MemoryStore:
         """Estimated bytes held."""
         return self._bytes
 
+    def holds(self, key: bytes) -> bool:
+        """Whether there is a reference."""
+        return key in self._entries
+
     def take(self, key: bytes) -> Reference | None:
         """Remove and return the reference, if there is one."""
         return self._pop(key)

@@ -58,11 +58,14 @@ return false
 """
 
 # KEYS: reference, renewal set. ARGV: payload, life in ms, name of the lease or '', ms to renew it for, ms to the first
-# renewal. Returns the former reference's lease member.
+# renewal, '1' to leave a former reference alone. Returns the lease member of the reference that is not kept.
 _PUT: Final = """
 local now = redis.call('TIME'); now = now[1] * 1000 + math.floor(now[2] / 1000)
 local former = redis.call('GET', KEYS[1])
 local gone = ''
+if former and ARGV[6] == '1' then
+  return ARGV[3] ~= '' and '0|' .. ARGV[3] or ''
+end
 if former then
   gone = string.sub(former, 1, math.max((string.find(former, '\\n', 1, true) or 0) - 1, 0))
   if gone ~= '' then redis.call('ZREM', KEYS[2], gone) end
@@ -119,11 +122,13 @@ class Found(msgspec.Struct, frozen=True):
     """A reference taken from the shared store.
 
     Attributes:
+        index: Which of the keys it was under.
         reference: Its `stored_at` means nothing here; the age does.
         age_s: Seconds since it was stored.
         lost: Its lease should have been renewed, and is known to be gone.
     """
 
+    index: int
     reference: Reference
     age_s: float
     lost: bool
@@ -149,6 +154,9 @@ class SharedStore(Protocol):
 
     async def put(self, key: bytes, reference: Reference, keep_s: float) -> LeaseName | None:
         """Store a reference and have its lease renewed for `keep_s`; returns the displaced one's lease."""
+
+    async def put_back(self, key: bytes, reference: Reference, keep_s: float, age_s: float) -> LeaseName | None:
+        """Store a reference of that age again, unless the key has another; returns its lease when it is not stored."""
 
     async def due(self, limit: int) -> Due:
         """Leases whose renewal falls to the caller now."""
@@ -188,16 +196,28 @@ class ValkeyStore:
         answer = await self._take(keys=[*map(self._key, keys), self._renewals])
         if answer is None:
             return None
-        _, payload, left_ms, lost = answer
+        index, payload, left_ms, lost = answer
         reference = _decoded(payload)
-        return None if reference is None else Found(reference, max(self._life_ms - left_ms, 0) / 1000, bool(lost))
+        if reference is None:
+            return None
+        return Found(index, reference, max(self._life_ms - left_ms, 0) / 1000, bool(lost))
 
     async def put(self, key: bytes, reference: Reference, keep_s: float) -> LeaseName | None:
         """See `SharedStore.put`."""
+        return await self._stored(key, reference, keep_s, self._life_ms, over=True)
+
+    async def put_back(self, key: bytes, reference: Reference, keep_s: float, age_s: float) -> LeaseName | None:
+        """See `SharedStore.put_back`."""
+        life_ms = max(1, self._life_ms - int(age_s * 1000))
+        return await self._stored(key, reference, keep_s, life_ms, over=False)
+
+    async def _stored(
+        self, key: bytes, reference: Reference, keep_s: float, life_ms: int, *, over: bool
+    ) -> LeaseName | None:
         name = b"" if reference.lease is None else f"{quote(reference.engine, safe=':')}|{reference.lease}".encode()
         payload = _VERSION + _ENCODER.encode(reference)
-        times = (int(keep_s * 1000), self._every_ms)
-        answer = await self._put(keys=[self._key(key), self._renewals], args=[payload, self._life_ms, name, *times])
+        args = [payload, life_ms, name, int(keep_s * 1000), self._every_ms, 0 if over else 1]
+        answer = await self._put(keys=[self._key(key), self._renewals], args=args)
         return LeaseName.parse(answer)
 
     async def due(self, limit: int) -> Due:

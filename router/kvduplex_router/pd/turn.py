@@ -18,7 +18,7 @@ import orjson
 from kvduplex_router.clock import Clock
 from kvduplex_router.config import OnNoPrefill, Plan, Reuse
 from kvduplex_router.conversations.conversations import Continuation, Conversations
-from kvduplex_router.errors import UnavailableError
+from kvduplex_router.errors import EngineAnswerError, UnavailableError
 from kvduplex_router.fleet.engine import Engine, EngineRole
 from kvduplex_router.fleet.fleet import Fleet
 from kvduplex_router.pd.attempts import Accounts, Attempts
@@ -30,6 +30,7 @@ from kvduplex_router.pd.planner import Planner
 from kvduplex_router.pd.prefill import Prefilled, PrefillHop
 from kvduplex_router.pd.request import Receipt, Sink, TurnRequest
 from kvduplex_router.pd.shape import decode_body, whole_body
+from kvduplex_router.pd.unread import UnreadBlocks
 from kvduplex_router.pd.whole import WholeTurn
 from kvduplex_router.routing.admission import Admission, Seat
 from kvduplex_router.routing.service import RoutingService
@@ -39,6 +40,9 @@ from kvduplex_transfer.leases.params import ClaimOffer, Retention, new_lease_id,
 __all__ = ["TurnPolicy", "TurnRunner"]
 
 _FRESH: Final = orjson.dumps(prefill_params())
+_NOTHING_READ: Final = frozenset({400, 404, 413, 422})
+"""Statuses with which an engine refuses a request before it looks at transfer parameters; others may come from
+something on the way that had passed the request on."""
 _log = logging.getLogger("kvduplex.router.turn")
 
 
@@ -77,8 +81,10 @@ class TurnRunner:
         clock: Clock,
         routing: RoutingService,
         planner: Planner,
+        unread: UnreadBlocks,
     ) -> None:
         self._planner = planner
+        self._unread = unread
         self._routing = routing
         self._fleet = fleet
         self._admission = admission
@@ -90,6 +96,10 @@ class TurnRunner:
         self._metrics = metrics
         self._policy = policy
         self._clock = clock
+
+    async def run_beside(self) -> None:
+        """What goes on beside turns, until cancelled."""
+        await self._unread.run()
 
     async def run(self, request: TurnRequest, sink: Sink, receipt: Receipt) -> None:
         """Answer a request.
@@ -128,12 +138,17 @@ class TurnRunner:
             conversation_id=request.conversation_id,
         )
         taken = continuation.reference
+        answered = False
         try:
             await self._attempts(request, sink, receipt, continuation)
+            answered = True
         finally:
             if continuation.refusal is not None:
                 self._accounts.refused(request, continuation.refusal.value)
-            self._conversations.release(taken)
+            if answered or continuation.spent:
+                self._conversations.release(taken)
+            else:
+                self._conversations.put_back(continuation, taken)
 
     async def _attempts(self, request: TurnRequest, sink: Sink, receipt: Receipt, continuation: Continuation) -> None:
         tried = Attempts()
@@ -202,12 +217,19 @@ class TurnRunner:
         fresh = params is _FRESH
         receipt.plan = "recompute" if fresh else "pull"
         continuation.reference = None  # used now, whatever comes of it
+        continuation.spent |= not fresh
         began = self._clock()
         try:
             prefilled = await self._prefill.run(request, seat.engine, params, resend=fresh)
             seat.first()
+        except EngineAnswerError as error:
+            if not fresh and error.engine_status in _NOTHING_READ:
+                continuation.spent = False
+            raise
         except HopFailedError as error:
             self._failed("prefill", request, error, tried)
+            if not fresh and not error.consumed:
+                continuation.spent = False
             if not fresh and error.reason == "status":
                 tried.forgive(error.engine)  # the read may have failed, not the engine: it may compute instead
             return None
@@ -243,10 +265,7 @@ class TurnRunner:
         receipt.engines.append(engine.name)
         mode = self._conversations.mode(engine)
         lease = new_lease_id() if mode is Reuse.LEASED and continuation.key is not None else None
-        params = b"{}" if prefilled is None else prefilled.params
-        if mode is Reuse.LEASED:
-            retention = Retention(lease, self._policy.lease_ttl_s if lease else None).to_params()
-            params = orjson.dumps(retention) if prefilled is None else merged_params(params, retention)
+        params = self._handed(prefilled, mode, lease)
         if prefilled is not None:
             self._metrics.handoff_seconds.observe(self._clock() - prefilled.at)
         self._routing.work(seat, request.facts, held=receipt.predicted if prefilled is None else None)
@@ -264,14 +283,19 @@ class TurnRunner:
                 on_left=left.append,
             )
         except asyncio.CancelledError:  # the client left: its conversation may go on from what was generated
+            continuation.spent = True
             if lease is not None:
                 self._conversations.keep_lease(continuation, engine, lease)
             elif left:
                 self._keep(continuation, engine, None, left[0], receipt)
             raise
-        except BaseException:
+        except BaseException as error:
             if lease is not None:
                 self._conversations.release_lease(engine, lease)
+            if not isinstance(error, EngineAnswerError):
+                continuation.spent = True  # nobody knows what an engine that failed still holds
+            elif prefilled is not None:
+                self._unread.free(request, engine, self._handed(prefilled, mode, None))
             raise
         self._keep(continuation, engine, lease, answered, receipt)
         if prefilled is not None:
@@ -281,6 +305,14 @@ class TurnRunner:
             seat.learn(answered.usage.prompt_tokens, answered.usage.cached_tokens)
             receipt.cached_tokens = answered.usage.cached_tokens
             self._accounts.tokens(request, answered.usage, engine)
+
+    def _handed(self, prefilled: Prefilled | None, mode: Reuse, lease: str | None) -> bytes:
+        """Transfer parameters for a decode engine: the prompt's blocks, and under which lease to keep its own."""
+        params = b"{}" if prefilled is None else prefilled.params
+        if mode is not Reuse.LEASED:
+            return params
+        retention = Retention(lease, self._policy.lease_ttl_s if lease else None).to_params()
+        return orjson.dumps(retention) if prefilled is None else merged_params(params, retention)
 
     def _keep(
         self, continuation: Continuation, engine: Engine, lease: str | None, answered: Answered, receipt: Receipt

@@ -42,6 +42,9 @@ class Metrics:
             "prompt_tokens", "Prompt tokens as the hop that computed the prompt reported them.", "class"
         )
         self.cached_tokens = self._counter("cached_tokens", "Of those, tokens that were not computed again.", "class")
+        self.blocks_freed = self._counter(
+            "blocks_freed", "Refused turns whose decode engine was asked to have the prompt's blocks freed.", "outcome"
+        )
         self.prompt_mismatches = self._counter(
             "prompt_mismatches", "Turns in which both hops counted different prompt tokens."
         )

@@ -23,6 +23,7 @@ from kvduplex_router.workers.messages import (
     Enrol,
     FromWorker,
     Put,
+    PutBack,
     Release,
     Scrape,
     Scraped,
@@ -95,6 +96,8 @@ class Hub:
                     self._spawn(self._take(number, keys, worker))
             case Put(key, reference, keep_s):
                 self._ledger.put(key, reference, keep_s)
+            case PutBack(key, reference, keep_s):
+                self._ledger.put_back(key, reference, keep_s)
             case Release(engine, lease):
                 self._ledger.release(engine, lease)
             case Scraped(number, text):

@@ -25,6 +25,7 @@ from kvduplex_router.workers.messages import (
     FromHub,
     FromWorker,
     Put,
+    PutBack,
     Release,
     Scrape,
     Scraped,
@@ -89,6 +90,10 @@ class HubLink:
     def put(self, key: bytes, reference: Reference, keep_s: float) -> None:
         """See `Ledger.put`."""
         self._send(Put(key, reference, keep_s))
+
+    def put_back(self, key: bytes, reference: Reference, keep_s: float) -> None:
+        """See `Ledger.put_back`."""
+        self._send(PutBack(key, reference, keep_s))
 
     def release(self, engine: str, lease: str) -> None:
         """See `Ledger.release`."""

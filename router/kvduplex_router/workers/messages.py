@@ -22,6 +22,7 @@ __all__ = [
     "FromHub",
     "FromWorker",
     "Put",
+    "PutBack",
     "Release",
     "Scrape",
     "Scraped",
@@ -46,6 +47,14 @@ class Take(_Message, frozen=True, tag="take"):
 
 class Put(_Message, frozen=True, tag="put"):
     """Store a reference."""
+
+    key: bytes
+    reference: Reference
+    keep_s: float
+
+
+class PutBack(_Message, frozen=True, tag="put_back"):
+    """Store a reference again that was not used."""
 
     key: bytes
     reference: Reference
@@ -130,7 +139,7 @@ class Enrol(_Message, frozen=True, tag="enrol"):
     roster: Roster
 
 
-FromWorker = Take | Put | Release | Collect | Scraped | Drain | Admit | Dismiss
+FromWorker = Take | Put | PutBack | Release | Collect | Scraped | Drain | Admit | Dismiss
 FromHub = Took | Collected | Scrape | Drain | Done | Enrol
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from kvduplex_router.api.view import Topic
 from kvduplex_router.compose import compose_ledger, compose_members
 from kvduplex_router.config import RouterConfig
 from kvduplex_router.conversations.endpoints import LedgerTarget
+from kvduplex_router.conversations.ledger import Fate, Taken
+from kvduplex_router.conversations.reference import Reference
 from kvduplex_router.workers.channel import Channel
 from kvduplex_router.workers.hub import Hub
 from kvduplex_router.workers.link import HubLink
@@ -106,7 +109,39 @@ async def test_all_workers_are_asked_and_one_that_does_not_answer_costs_its_part
             task.cancel()
 
 
+async def test_what_a_worker_puts_back_another_may_take(tools: Any, tmp_path: Path) -> None:
+    config = RouterConfig.model_validate({"engines": ["http://127.0.0.1:9"]})
+    ledger = compose_ledger(config).ledger
+    members, _ = compose_members(config, LedgerTarget(config, ledger))
+    hub = Hub(ledger, members)
+    await hub.start(tmp_path / "hub")
+    first, second = links = [HubLink(), HubLink()]
+    running = [asyncio.create_task(link.run(tmp_path / "hub", asyncio.Event())) for link in links]
+    old, new = (Reference("d:1", time.monotonic(), params=params) for params in (b"{}", b'{"new":1}'))
+
+    async def taken() -> Taken | None:
+        return await second.take([b"other", b"k"])
+
+    try:
+        await tools.eventually(lambda: hub.workers == 2, "both are connected")
+        async with asyncio.timeout(10):
+            first.put(b"k", old, 0.0)
+            assert await first.take([b"k"]) == Taken(old, Fate.HELD, b"k")
+            first.put_back(b"k", old, 0.0)
+            assert await first.take([]) is None, "what was sent before has been heard"
+            assert await taken() == Taken(old, Fate.HELD, b"k")
+            first.put(b"k", new, 0.0)
+            first.put_back(b"k", old, 0.0)
+            assert await first.take([]) is None
+            assert await taken() == Taken(new, Fate.HELD, b"k")
+            assert await taken() is None
+    finally:
+        await hub.close()
+        await asyncio.gather(*running)
+
+
 async def test_sending_needs_no_hub() -> None:
     link = HubLink()
     link.release("d:1", "lease")
+    link.put_back(b"k", Reference("d:1", 0.0), 0.0)
     assert await link.take([b"k"]) is None

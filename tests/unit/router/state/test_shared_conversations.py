@@ -91,6 +91,72 @@ async def test_stock_parameters_are_shared_too(server: Any, make_cluster: Any, t
     assert (await first.client.chat(body, conversation_id="c")).headers["x-kvduplex-plan"] == "recompute"
 
 
+async def refused(router: Any, body: Any) -> None:
+    """A turn that the prefill engine refuses."""
+    good = router.p.handler
+    router.p.handler = lambda request: request.reply({"error": {"message": "no", "type": "Bad Request"}}, 400)
+    assert (await router.client.chat(body, conversation_id="c", stop=5)).status == 400
+    router.p.handler = good
+
+
+async def test_what_a_refused_turn_had_taken_another_router_may_use(
+    pair: Any, server: Any, leases: Any, tools: Any
+) -> None:
+    first, second = pair
+    await first.client.chat(conversation_id="c")
+    await stored(server, tools, 1)
+    body = tools.chat_body("hi", "Hello there", "more")
+    await refused(second, body)
+    await stored(server, tools, 1)
+    end = time.monotonic() + 2 * TTL_S
+    while time.monotonic() < end:
+        assert leases.held == 1, "renewed as before"
+        await asyncio.sleep(0.05)
+    assert (await first.client.chat(body, conversation_id="c")).headers["x-kvduplex-plan"] == "pull"
+    offered = claims(first)
+    assert len(offered) == 2
+    assert offered[0] == offered[1], "of the refused turn and of the corrected one"
+
+
+async def test_what_is_put_back_keeps_its_age(server: Any, make_cluster: Any, tools: Any) -> None:
+    router = await make_cluster(reuse="stock", state={"url": server.url, "retry_s": 0.05})
+    await tools.eventually(lambda: state_of(router))
+    await router.client.chat(conversation_id="c")
+    await stored(server, tools, 1)
+    key = server.command("KEYS", "kvduplex:{default}:turn:*").split(b"\r\n")[2].decode()
+    server.command("PEXPIRE", key, "60000")  # as if it were seven of its eight minutes old
+    await refused(router, tools.chat_body("hi", "Hello there", "more"))
+    await stored(server, tools, 1)
+    assert 30_000 < int(server.command("PTTL", key)[1:]) <= 60_000
+
+
+async def test_a_newer_reference_on_the_server_stays(pair: Any, server: Any, leases: Any, tools: Any) -> None:
+    first, second = pair
+    await first.client.chat(conversation_id="c")
+    await stored(server, tools, 1)
+    body = tools.chat_body("hi", "Hello there", "more")
+    good, refuse = first.p.handler, asyncio.Event()
+
+    async def late(request: Any) -> None:
+        await refuse.wait()
+        await request.reply({"error": {"message": "no", "type": "Bad Request"}}, 400)
+
+    first.p.handler = late
+    waiting = asyncio.create_task(first.client.chat(body, conversation_id="c"))
+    await tools.eventually(lambda: len(first.p.requests) == 2, "it has taken the reference")
+    first.p.handler = good
+    await second.client.chat(body, conversation_id="c")
+    await stored(server, tools, 1)
+    newer = named(first)[-1]
+    refuse.set()
+    assert (await waiting).status == 400
+    await tools.eventually(lambda: leases.held == 1, "the older one's lease is given back")
+    assert leases.alive(newer)
+    assert server.command("ZCARD", "kvduplex:{default}:renew") == b":1\r\n"
+    await second.client.chat(body, conversation_id="c")
+    assert claims(first)[-1] == newer
+
+
 async def test_tenants_and_namespaces_do_not_share(server: Any, pair: Any, tools: Any) -> None:
     other = await pair[0].another(state={"url": server.url, "namespace": "other"})
     await tools.eventually(lambda: state_of(other))
