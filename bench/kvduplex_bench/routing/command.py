@@ -62,6 +62,9 @@ def routing(
     time_scale: Annotated[float, typer.Option(min=0.01, help="Seconds for one second of the profile.")] = 1.0,
     tokenizer: Annotated[Path | None, typer.Option(help="Model folder with tokenizer.json; the generated one.")] = None,
     seed: Annotated[int, typer.Option(help="Of the generated traces.")] = 1,
+    at_once: Annotated[
+        int, typer.Option(min=1, help="Arms compared at the same time; with more take a larger --time-scale.")
+    ] = 1,
     churned: Annotated[
         bool, typer.Option("--churn", help="Add, remove, restart and kill engines instead of comparing.")
     ] = False,
@@ -97,7 +100,7 @@ def routing(
                 )  # fmt: skip
                 with console.status("starting") as status:
                     results = compare(
-                        comparison, arms, progress=status.update,
+                        comparison, arms, at_once=at_once, progress=status.update,
                         on_result=lambda result: _keep(result, facts, output),
                     )  # fmt: skip
                 console.print(table(results))

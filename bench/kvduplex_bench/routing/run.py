@@ -1,4 +1,4 @@
-"""One comparison: every arm over fresh engines with the same trace, one after the other."""
+"""One comparison: every arm over fresh engines with the same trace, one after the other or side by side."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from kvduplex_bench.cluster import free_ports
 from kvduplex_bench.errors import BenchError
 from kvduplex_bench.processes import serving
 from kvduplex_bench.routing.arms import Arm, Started
+from kvduplex_bench.routing.beside import run_beside
 from kvduplex_bench.routing.client import Ask, ask
 from kvduplex_bench.routing.fleet import engine_sums, sim_running
 from kvduplex_bench.routing.load import bearable_rate
 from kvduplex_bench.routing.play import Playback, Played
 from kvduplex_bench.routing.ports import SIM_PORTS, run_of_ports
 from kvduplex_bench.routing.stats import EngineSums, Summary, summarise
-from kvduplex_bench.sim.core.timing import Timing, load_timing
+from kvduplex_bench.sim.core.timing import load_timing
 from kvduplex_bench.sim.http.tokens import Tokens
 from kvduplex_bench.traces.model import Trace
 from kvduplex_bench.traces.text import Writer
@@ -144,6 +145,7 @@ def compare(
     comparison: Comparison,
     arms: Sequence[Arm],
     *,
+    at_once: int = 1,
     progress: Callable[[str], None] = lambda _text: None,
     on_result: Callable[[Result], None] = lambda _result: None,
 ) -> list[Result]:
@@ -152,33 +154,41 @@ def compare(
     Args:
         comparison: What is compared.
         arms: The routers, in this order.
+        at_once: Arms that run at the same time, each with engines of its own.
         progress: Told what is going on.
-        on_result: Told each result as it is there, so that an interruption loses one arm at most.
+        on_result: Told each result as it is there, so that an interruption loses little.
+
+    Returns:
+        Results in the order of the arms.
 
     Raises:
         BenchError: Engines or a router did not start.
     """
-    timing = load_timing(comparison.timing)
+    title = f"{comparison.trace.name}, {comparison.fleet.name}"
     if not comparison.trace.closed:
-        progress(f"{comparison.trace.name}: finding the rate of {comparison.load:.0%} load")
-    rate, writer = comparison.rate(), comparison.writer()
-    results: list[Result] = []
-    for arm in arms:
-        results.append(_one(comparison, arm, timing, writer, rate, progress))
-        on_result(results[-1])
-    return results
+        progress(f"{title}: finding the rate of {comparison.load:.0%} load")
+    rate = comparison.rate()
+    found: dict[int, Result] = {}
+
+    def note(place: int, result: Result) -> None:
+        found[place] = result
+        on_result(result)
+        if at_once > 1:
+            progress(f"{title}: {len(found)} of {len(arms)} arms done")
+
+    if at_once > 1:
+        progress(f"{title}: {min(at_once, len(arms))} arms at once")
+        run_beside([partial(_one, comparison, arm, rate) for arm in arms], at_once, note)
+    else:
+        for place, arm in enumerate(arms):
+            note(place, _one(comparison, arm, rate, progress))
+    return [found[place] for place in range(len(arms))]
 
 
-def _one(
-    comparison: Comparison,
-    arm: Arm,
-    timing: Timing,
-    writer: Writer,
-    rate: float,
-    progress: Callable[[str], None],
-) -> Result:
+def _one(comparison: Comparison, arm: Arm, rate: float, progress: Callable[[str], None] = lambda _text: None) -> Result:
     title = f"{comparison.trace.name}, {comparison.fleet.name}, {arm.name}"
     progress(f"{title}: starting")
+    timing, writer = load_timing(comparison.timing), comparison.writer()
     port, metrics_port = free_ports(2)
     with tempfile.TemporaryDirectory() as folder, sim_running(comparison.fleet_arguments()) as engines:
         started = Started(engines, comparison.tokenizer, timing.block_size, timing.model)

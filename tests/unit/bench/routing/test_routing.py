@@ -141,7 +141,15 @@ def test_the_bearable_rate_is_where_session_affinity_fills_the_fleet() -> None:
 def test_a_comparison_runs_and_is_written_down(tokenizer: Path, tmp_path: Path) -> None:
     fleet = Fleet("2 replicas", replicas=2)
     comparison = Comparison(batch(24, 1), fleet, "qwen3-32b-h200", tokenizer, time_scale=0.1)
-    (result,) = compare(comparison, ours(["round_robin"]))
+    done: list[str] = []
+    result, other = compare(
+        comparison,
+        ours(["round_robin", "least_in_flight"]),
+        at_once=2,
+        on_result=lambda each: done.append(each.arm.name),
+    )
+    assert other.arm.policy == "least_in_flight"
+    assert sorted(done) == ["kvduplex least_in_flight", "kvduplex round_robin"]
     assert (result.summary.requests, result.summary.failed) == (24, 0)
     assert result.summary.ttft_mean_s > 0.1  # 600 tokens and more at 132 µs each
     assert result.summary.cached_share < 0.05
