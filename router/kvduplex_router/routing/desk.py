@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from kvduplex_router.clock import Clock
@@ -58,6 +58,10 @@ class Desk:
     def pending(self) -> int:
         """Requests sent there and not yet begun to be answered."""
         return len(self._open)
+
+    def uncomputed(self) -> Iterator[Sequence[int]]:
+        """Units of prompts sent there and not yet computed, as their reservations were given them."""
+        return (reservation.units for reservation in self._open if reservation.units)
 
     def opened(self, reservation: Reservation) -> None:
         """A request was sent there."""
@@ -157,6 +161,7 @@ class Reservation:
         pulled: Prompt tokens it is expected to read from another.
         tokens: Prompt tokens altogether.
         clock: Monotonic seconds.
+        units: Hashes of the prompt in units, where it matters that they will be held there.
 
     Attributes:
         computed: Prompt tokens it is expected to compute.
@@ -182,9 +187,19 @@ class Reservation:
         "first_s",
         "running",
         "tokens",
+        "units",
     )
 
-    def __init__(self, desk: Desk, engine: Engine, computed: int, pulled: int, tokens: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        engine: Engine,
+        computed: int,
+        pulled: int,
+        tokens: int,
+        clock: Clock,
+        units: Sequence[int] = (),
+    ) -> None:
         self._desk = desk
         self._clock = clock
         self.computed = computed
@@ -194,6 +209,7 @@ class Reservation:
         self._serving = 0
         self._before = 0
         self.tokens = tokens
+        self.units = units
         self.ahead = desk.pending_tokens
         self.running = engine.in_flight - desk.pending
         self.began = clock()

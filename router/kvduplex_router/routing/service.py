@@ -33,7 +33,7 @@ __all__ = ["LOOK_S", "RoutingService"]
 
 _log = logging.getLogger("kvduplex.router.routing")
 _RECENT_TOKENS: Final = 262_144
-_RECENT_ROUNDS: Final = 4  # prompts count as held for two to four seconds until events say so
+_RECENT_ROUNDS: Final = 4  # prompts count as held for two to four seconds after they are computed, until events say so
 LOOK_S: Final = 0.5
 """Seconds between calls of `RoutingService.look`."""
 
@@ -132,9 +132,11 @@ class RoutingService:
         if facts.prompt is None:
             return None
         overlap = max(facts.overlaps.get(engine.name, 0), facts.pullable)
+        units = facts.units if facts.workload.policy is Policy.KV_EVENTS else ()
         reservation = Reservation(
-            self.desks.of(engine), engine, max(0, facts.tokens - overlap), facts.pullable, facts.tokens, self._clock
-        )
+            self.desks.of(engine), engine, max(0, facts.tokens - overlap), facts.pullable, facts.tokens, self._clock,
+            units,
+        )  # fmt: skip
         self._remember_soon(engine, facts)
         return reservation
 
@@ -207,12 +209,19 @@ class RoutingService:
         """
         self.desks.judge(self._fleet.engines)
         if next(self._rounds) % _RECENT_ROUNDS == 0:
-            self.recent.age()
+            self._age()
         now = {engine.name for engine in self._fleet.engines}
         for name in self._seen - now:
             self._lost_all(name)
         self.desks.keep_only(now)
         self._seen = now
+
+    def _age(self) -> None:
+        """Events of prompts come once they are computed, so what was sent long ago and is not yet is not forgotten."""
+        self.recent.age()
+        for engine in self._fleet.engines:
+            for units in self.desks.of(engine).uncomputed():
+                self.recent.sent(engine.name, units)
 
     def engine_names(self) -> list[str]:
         """All engines."""

@@ -12,6 +12,7 @@ from kvduplex_bench.simulate.peers import PEERS
 from kvduplex_bench.simulate.routed import OWN, RoutedFleet, play_routed
 from kvduplex_bench.simulate.sums import sums
 from kvduplex_bench.traces.generate import agents
+from kvduplex_bench.traces.model import Conversation, Segment, Trace, Turn
 from kvduplex_router.config import Policy, RoutingConfig
 from kvduplex_router.events.trust import Trust
 
@@ -45,6 +46,24 @@ def test_policies_that_look_at_prompts_find_more_than_those_that_do_not() -> Non
     found = {policy: cached(play_routed(TRACE, TIMING, replicas=4, rate=1.5, policy=policy)) for policy in OWN}
     assert found["kv_events"] > found["session"] > found["round_robin"]
     assert found["prefix"] > found["session"]
+
+
+def test_a_prompt_that_is_long_in_computing_counts_as_held_until_events_come() -> None:
+    """Else whoever comes meanwhile with the same beginning computes it once more at another engine."""
+    slow = msgspec.structs.replace(TIMING, prefill=msgspec.structs.replace(TIMING.prefill, per_token_s=5e-3))
+
+    def asked(name: str, start: float, document: str) -> Conversation:
+        new = (Segment("system", document, 4_000), Segment("user", name, 50))
+        return Conversation(name, "rag", start, (Turn(0.0, new, 4),))
+
+    learning = [asked(f"q{n}", 25.0 * n, f"document {n}") for n in range(12)]
+    two = [asked("one", 400.0, "shared"), asked("other", 410.0, "shared")]
+    agenda = Agenda()
+    fleet = RoutedFleet(slow, agenda, replicas=3, config=RoutingConfig(policy=Policy.KV_EVENTS))
+    outcomes = Player(Trace("slow", (*learning, *two), ""), 1.0, slow.block_size, agenda, fleet.serve).run()
+    one, other = (each for each in outcomes if each.asked >= 400.0)
+    assert one.ttft_s > 15.0, "the other came while this one was computed"
+    assert (other.plan, other.cached_tokens) == ("overlap", 4_000)
 
 
 def test_answers_end_no_later_than_with_sessions_although_shared_beginnings_attract() -> None:
