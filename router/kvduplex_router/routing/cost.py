@@ -26,6 +26,7 @@ _PRIOR: Final = (0.01, 0.05, 0.001, 0.01)
 
 _PACE_PRIOR: Final = (0.02, 5e-5)
 """Seconds per token of an answer: constant; per thousand prompt tokens that the engine is serving."""
+_PACE_ALONE: Final = (0.02, 0.0)
 _TYPICAL_ANSWER: Final = 128
 _MEMORY: Final = 64
 _LEAST_ANSWER: Final = 16
@@ -122,6 +123,9 @@ class EngineCost:
 class EnginePace:
     """How fast an engine generates, and how much each request that it is serving slows it down.
 
+    Args:
+        generates: Whether it generates answers; one that computes prompts alone slows none down.
+
     Attributes:
         slowdown_s: Seconds that an answer of typical length takes longer for each prompt token that the engine is
             serving besides.
@@ -130,8 +134,8 @@ class EnginePace:
 
     __slots__ = ("_answer", "_fit", "samples", "slowdown_s")
 
-    def __init__(self) -> None:
-        self._fit = _Fit(_PACE_PRIOR)
+    def __init__(self, *, generates: bool = True) -> None:
+        self._fit = _Fit(_PACE_PRIOR if generates else _PACE_ALONE)
         self._answer: float = _TYPICAL_ANSWER
         self.samples = 0
         self._publish()

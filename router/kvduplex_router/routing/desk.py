@@ -127,7 +127,7 @@ class Desks:
         self.all_trusted = False
         self._desks: dict[str, Desk] = {}
         self._priors = {role: EngineCost() for role in EngineRole}
-        self._paces = {role: EnginePace() for role in EngineRole}
+        self._paces = {role: EnginePace(generates=role is not EngineRole.PREFILL) for role in EngineRole}
 
     def judge(self, engines: Iterable[Engine]) -> None:
         """See whether all engines can be believed; to be called now and then."""

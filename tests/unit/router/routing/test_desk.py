@@ -18,10 +18,10 @@ from kvduplex_router.routing.desk import Desks, Reservation
 DEEDS = st.lists(st.sampled_from(["first", "computed_by_now", "end", "learn"]), max_size=6)
 
 
-def engine(name: str = "10.0.0.1") -> Engine:
+def engine(name: str = "10.0.0.1", role: EngineRole = EngineRole.REPLICA) -> Engine:
     origin, limits = Origin("http", name, 8000), BreakerConfig()
     return Engine(
-        EngineAddress(origin.authority, EngineRole.REPLICA, origin, (name,)),
+        EngineAddress(origin.authority, role, origin, (name,)),
         pool=Pool(origin, timeouts=Timeouts(), watchdog=Watchdog()),
         breaker=Breaker(failures=limits.failures, open_s=limits.open_s, clock=lambda: 0.0),
     )
@@ -63,3 +63,11 @@ def test_time_in_which_prompts_were_computed_does_not_count_as_slow_generation()
         answer.learn(20_000, 19_000, 101)
         answer.end()
     assert desk.pace.slowdown_s * 20_000 == pytest.approx(0.0, abs=0.3)
+
+
+@pytest.mark.parametrize("role", EngineRole)
+def test_only_engines_that_generate_answers_slow_answers_down(role: EngineRole) -> None:
+    one = engine(role=role)
+    desk = Desks(lambda: 0.0).of(one)
+    Reservation(desk, one, 1_000, 0, 20_000, lambda: 0.0)
+    assert (desk.slowdown_s > 0.0) == (role is not EngineRole.PREFILL)
