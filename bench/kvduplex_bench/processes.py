@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,10 +18,15 @@ import psutil
 
 from kvduplex_bench.errors import BenchError
 
-__all__ = ["START_S", "end", "serving"]
+__all__ = ["START_S", "end", "serving", "unwind_on_sigterm"]
 
 START_S: Final = 60.0
 _STOP_S: Final = 10.0
+
+
+def unwind_on_sigterm() -> None:
+    """Have SIGTERM end this process by an exception, with status 143, so that what it started ends with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 @contextlib.contextmanager

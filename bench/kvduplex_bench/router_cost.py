@@ -10,9 +10,7 @@ import asyncio
 import contextlib
 import json
 import shutil
-import signal
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from rich.table import Table
 
 from kvduplex_bench.console import explain, result_console
 from kvduplex_bench.errors import BenchError
+from kvduplex_bench.processes import unwind_on_sigterm
 from kvduplex_bench.router_load import Load, drive
 from kvduplex_bench.router_rig import RouterProcess, fake_engines, own_router, peer_router
 
@@ -193,7 +192,7 @@ def router_cost(
     if peer and program is None:
         raise typer.BadParameter(f"'{peer}' is not a program; pip install vllm-router in an environment of its own")
     levels = tuple(connections) if connections else (1, 16, 64)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end with this one
+    unwind_on_sigterm()
     try:
         with console.status("measuring") as status:
             results = run(

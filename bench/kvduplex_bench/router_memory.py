@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from rich.progress import Progress
 
 from kvduplex_bench.console import explain, result_console
 from kvduplex_bench.errors import BenchError
+from kvduplex_bench.processes import unwind_on_sigterm
 from kvduplex_bench.router_load import drive
 from kvduplex_bench.router_rig import RouterProcess, fake_engines, own_router
 
@@ -107,7 +106,7 @@ def router_memory(
 ) -> None:
     """Measure what conversations of one turn leave behind in the router, at their end and after idle time."""
     console = result_console()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end with this one
+    unwind_on_sigterm()
     try:
         with Progress(console=console) as progress:
             task = progress.add_task("conversations", total=conversations)

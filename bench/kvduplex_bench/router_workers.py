@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from rich.table import Table
 
 from kvduplex_bench.console import explain, result_console
 from kvduplex_bench.errors import BenchError
+from kvduplex_bench.processes import unwind_on_sigterm
 from kvduplex_bench.router_cost import CASES, Case
 from kvduplex_bench.router_load import drive
 from kvduplex_bench.router_rig import Engines, RouterProcess, fake_engines, own_router
@@ -125,7 +124,7 @@ def router_workers(
 ) -> None:
     """Compare the request rate of several workers on one socket with that of one, in paired rounds."""
     console = result_console()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end with this one
+    unwind_on_sigterm()
     try:
         with console.status("measuring") as status:
             results = measure(

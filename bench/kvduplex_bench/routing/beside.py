@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -11,6 +10,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, Final, TypeVar
 
 from kvduplex_bench.errors import BenchError
+from kvduplex_bench.processes import unwind_on_sigterm
 
 __all__ = ["run_beside"]
 
@@ -62,7 +62,7 @@ def _started(task: Callable[[], object]) -> tuple[Connection, SpawnProcess]:
 
 
 def _child(end: Connection, task: Callable[[], object]) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end with this one
+    unwind_on_sigterm()
     try:
         end.send((True, task()))
     except BenchError as error:

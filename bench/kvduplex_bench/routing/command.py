@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.console import Console
 
 from kvduplex_bench.console import explain, result_console
 from kvduplex_bench.errors import BenchError
+from kvduplex_bench.processes import unwind_on_sigterm
 from kvduplex_bench.routing.arms import OURS, Arm, ours, peers
 from kvduplex_bench.routing.churn import churn
 from kvduplex_bench.routing.report import (
@@ -78,7 +78,7 @@ def routing(
 ) -> None:
     """Compare routing policies, and a peer's, over simulated engines: cached tokens, TTFT, throughput."""
     console = result_console()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end with this one
+    unwind_on_sigterm()
     try:
         arms = _arms(policy or list(OURS), peer, peer_policy or [])
         folder = tokenizer or _generated_tokenizer()

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -19,7 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from kvduplex_router.api.guard import PRINCIPAL, Guard
+from kvduplex_router.api.guard import PRINCIPAL, PROBES, Guard
 from kvduplex_router.api.passthrough import passes
 from kvduplex_router.api.reply import Receive, Scope, Send
 from kvduplex_router.api.schemas import EXAMPLES
@@ -28,7 +28,6 @@ from kvduplex_router.telemetry.metrics import Metrics
 
 __all__ = ["AsgiApp", "Front", "build_app"]
 
-_PROBED: Final = frozenset({"/health", "/ready", "/ping"})
 """Paths that load balancers and monitors ask for by HEAD too."""
 
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -100,7 +99,7 @@ class Front:
         elif endpoint is None and path != "/v1/models" and passes(method, path):
             await self._passthrough(scope, receive, send)
         else:
-            asked = {**scope, "method": "GET"} if method == "HEAD" and path in _PROBED else scope
+            asked = {**scope, "method": "GET"} if method == "HEAD" and path in PROBES else scope
             with contextlib.suppress(asyncio.CancelledError):  # by the server's end, when the connection is gone
                 await self._app(asked, receive, send)  # the server sends no body to HEAD
 

@@ -13,12 +13,13 @@ from kvduplex_router.errors import AuthenticationError, NotFoundError, RouterErr
 from kvduplex_router.requests.apis.messages import MESSAGES
 from kvduplex_router.requests.apis.openai_errors import OPENAI_ERRORS
 
-__all__ = ["PRINCIPAL", "Guard"]
+__all__ = ["PRINCIPAL", "PROBES", "Guard"]
 
 PRINCIPAL: Final = "kvduplex.principal"
 """Key of the ASGI scope under which the caller is found."""
 
-_OPEN: Final = frozenset({"/health", "/ready", "/ping"})
+PROBES: Final = frozenset({"/health", "/ready", "/ping"})
+"""Paths that machines ask whether the router serves: open to everybody, by GET and by HEAD."""
 _OPERATORS: Final = ("/admin", "/metrics", "/openapi.json", "/dashboard")
 _PAGE: Final = "/dashboard"
 """Holds nothing by itself, and asks for the key."""
@@ -51,7 +52,7 @@ class Guard:
             RateLimitedError: The key's rate is used up.
             NotFoundError: The path is not served here.
         """
-        if path in _OPEN:
+        if path in PROBES:
             return None
         if path.startswith(_OPERATORS):
             self._admit_operator(path, headers)

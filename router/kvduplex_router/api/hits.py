@@ -28,17 +28,19 @@ class HitRates:
 
     async def page(self) -> dict[str, Any]:
         """Every class's diagnosis, how full engines are, and how many processes answered."""
-        told = await self._view.told(Topic.HITS)
-        usages = self._fleet.kv_usages
-        classes = [each.as_builtins() for each in diagnoses(combined(told), usages)]
-        return {"classes": classes, "kv_usage": usages, "workers_answered": len(told)}
+        found, answered = await self._look()
+        classes = [each.as_builtins() for each in found]
+        return {"classes": classes, "kv_usage": self._fleet.kv_usages, "workers_answered": answered}
 
     async def troubles(self) -> Mapping[str, str]:
         """In words, for the classes that suffer from something known."""
-        return troubles(await self._diagnoses())
+        found, _ = await self._look()
+        return troubles(found)
 
-    async def _diagnoses(self) -> list[Diagnosis]:
-        return diagnoses(combined(await self._view.told(Topic.HITS)), self._fleet.kv_usages)
+    async def _look(self) -> tuple[list[Diagnosis], int]:
+        """Every class's diagnosis, and how many processes answered."""
+        told = await self._view.told(Topic.HITS)
+        return diagnoses(combined(told), self._fleet.kv_usages), len(told)
 
 
 def hits_router(rates: HitRates, *, workers: int) -> APIRouter:

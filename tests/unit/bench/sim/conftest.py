@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvduplex.tinymodel.tokenizer import tokenizer_files, vocabulary
 from kvduplex_bench.sim.core.timing import Decode, Prefill, Reuse, Timing, Transfer
 from kvduplex_bench.sim.settings import Connector, EngineAddress, EngineSettings, Role
 
@@ -29,15 +28,6 @@ def timing() -> Timing:
         back=Transfer(setup_s=0.2, per_token_s=0.001, source=""),
         reuse=Reuse(step_s=0.25, source=""),
     )  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder with the generated tokenizer."""
-    folder = tmp_path_factory.mktemp("model")
-    for name, content in tokenizer_files(vocabulary(), max_tokens=32_768).items():
-        (folder / name).write_bytes(content)
-    return folder
 
 
 @pytest.fixture

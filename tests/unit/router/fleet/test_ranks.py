@@ -299,28 +299,11 @@ async def test_a_conversation_comes_back_to_the_rank_that_holds_its_lease(
 # -- sources -----------------------------------------------------------------------------------------------------
 
 
-class Present:
-    """What members are carried out on."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def join(self, _source: str, member: Member) -> None:
-        self.names.add(member.config.name)
-
-    def leave(self, name: str) -> None:
-        self.names.discard(name)
-
-    def mark(self, name: str, *, leaving: bool) -> None:
-        raise AssertionError(name)
-
-
 def replica(url: str, **more: Any) -> Member:
     return Member.of(EngineRole.REPLICA, EngineConfig(url=url, **more))
 
 
-def test_ranks_of_one_server_are_engines_and_the_server_is_none_beside_them() -> None:
-    present = Present()
+def test_ranks_of_one_server_are_engines_and_the_server_is_none_beside_them(present: Any) -> None:
     members = Members(present, check=lambda _member: None)
     members.update("file", [replica("http://e:1", dp_rank=0), replica("http://e:1", dp_rank=1)])
     members.update("dns", [replica("http://e:1", dp_rank=1), replica("http://e:1"), replica("http://f:1")])

@@ -23,7 +23,7 @@ from kvduplex_router.errors import ConfigError
 from kvduplex_router.fleet.discovery.source import DiscoveryError
 from kvduplex_router.fleet.discovery.srv import SrvNames, ask_srv
 from kvduplex_router.fleet.discovery.watch import Discovery
-from kvduplex_router.fleet.members import Member, Members
+from kvduplex_router.fleet.members import Members
 
 NAME = "_http._tcp.decode.internal"
 
@@ -166,24 +166,7 @@ async def test_what_goes_wrong_is_said(server: NameServer, code: dns.rcode.Rcode
         await source_of(server).look()
 
 
-class Present:
-    """What members are carried out on."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def join(self, _source: str, member: Member) -> None:
-        self.names.add(member.config.name)
-
-    def leave(self, name: str) -> None:
-        self.names.discard(name)
-
-    def mark(self, name: str, *, leaving: bool) -> None:
-        raise AssertionError(name)
-
-
-async def test_engines_stay_while_the_name_server_is_away(server: NameServer) -> None:
-    present = Present()
+async def test_engines_stay_while_the_name_server_is_away(server: NameServer, present: Any) -> None:
     members = Members(present, check=lambda _member: None)
     source = source_of(server)
     discovery = Discovery([source], members, timeout_s=1)
